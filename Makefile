@@ -1,0 +1,63 @@
+# Two commands do everything from a fresh clone: `make demo` runs the main job, `make test` passes the tests.
+# Each makes its own environment in .venv first (about half a minute, once).
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+CORPUS := build/corpus
+JOBS ?= 2
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint corpus format clean
+
+help:  ## say what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@echo "==> making the environment in .venv (first run only)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adapterd needs Python 3.11 or newer; set PYTHON=…")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@$(BIN)/uv pip install --python $(BIN)/python $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"} \
+	    --compile-bytecode -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "==> environment ready: .venv/bin/adapterctl"
+
+demo: $(READY)  ## publish, verify, load and serve adapters of two tenants on embedded defaults
+	@$(BIN)/adapterctl demo
+
+test: $(READY)  ## the whole test suite but the slow part
+	@echo "==> tests (SQLite and PostgreSQL, local disk and S3; everything listens on loopback only)"
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope -m "not slow"
+
+test-all: $(READY)  ## the test suite with its slow part: mutations, faults, long property tests
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope
+
+lint: $(READY)  ## ruff, mypy --strict, import-linter
+	@echo "==> ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+	@echo "==> import-linter"
+	@$(BIN)/lint-imports
+
+$(CORPUS)/good/index.json: tests/corpus/make_good.py | $(READY)
+	@echo "==> making real adapters with PEFT (about a minute, once)"
+	@$(BIN)/python tests/corpus/make_good.py --out $(CORPUS)
+
+$(CORPUS)/bad/index.json: tests/corpus/make_bad.py | $(READY)
+	@$(BIN)/python tests/corpus/make_bad.py --out $(CORPUS)
+
+corpus: $(READY) $(CORPUS)/good/index.json $(CORPUS)/bad/index.json  ## every corpus adapter through the whole path, every bad one refused
+	@$(BIN)/python tests/corpus/run_corpus.py --corpus $(CORPUS)
+
+format: $(READY)  ## rewrite the sources as `make lint` wants them
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the environment and all outputs
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
