@@ -1,0 +1,84 @@
+"""The caller's token: from the environment or from a file that only its owner can read, never an argument.
+
+An argument stands in the process list and in the shell's history.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from adapterd.cli.environment import config_dir
+
+TOKEN_VARIABLE = "ADAPTERD_TOKEN"  # noqa: S105 - the name of a variable
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+MAX_TOKEN_BYTES = 4096
+
+
+def token_path() -> Path:
+    """The file that `adapterctl token save` writes."""
+    return config_dir() / "token"
+
+
+def load_token() -> str | None:
+    """The token, or None if there is none.
+
+    Raises:
+        Failed: SETTINGS_INVALID for a file that others may read, or one that holds no token.
+    """
+    return os.environ.get(TOKEN_VARIABLE, "").strip() or _from_file(token_path())
+
+
+def _from_file(path: Path) -> str | None:
+    from adapterd.loader.errors import Code, error
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode) or mode & OTHERS:
+            raise error(Code.SETTINGS_INVALID, str(path), "others may read the token", f"chmod 600 {path}")
+        text = file.read(MAX_TOKEN_BYTES)
+    return checked_token(text, str(path))
+
+
+def checked_token(text: bytes, where: str) -> str:
+    """`text` as a token: one printable word. Raises Failed (SETTINGS_INVALID), without repeating it."""
+    from adapterd.loader.errors import Code, error
+
+    token = text.strip()
+    if token and all(0x21 <= byte <= 0x7E for byte in token):
+        return token.decode("ascii")
+    raise error(Code.SETTINGS_INVALID, where, "holds no token", "Store one with `adapterctl token save`.")
+
+
+def save_token(token: str) -> Path:
+    """Write the file, 0600 from its first moment, and put it in place at once."""
+    path = token_path()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(path, token.encode() + b"\n", replace=True)
+    return path
+
+
+def write_private(path: Path, data: bytes, *, replace: bool = False, mode: int = 0o600) -> None:
+    """`data` at `path`, complete or not at all, with `mode` from the start.
+
+    Raises:
+        FileExistsError: something is there and `replace` is off.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        if replace:
+            part.replace(path)
+        else:
+            path.hardlink_to(part)  # unlike a rename, a link never takes the place of a file
+    finally:
+        part.unlink(missing_ok=True)

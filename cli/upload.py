@@ -1,0 +1,162 @@
+"""`upload`: check here as the server will, sign if asked, send, and say what the version is called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adapterd.cli.author import Allow, Base, BaseId, BaseRevision, Folder, LimitsFile
+from adapterd.cli.boundary import command
+from adapterd.cli.inputs import NO_BASE, BaseChoice, load_limits, load_private_key, parse_codes, parse_name
+from adapterd.cli.output import Report, facts, note, progress, size
+
+if TYPE_CHECKING:
+    from adapterd.cli.client import RegistryClient, VersionInfo
+    from adapterd.cli.uploader import Plan
+    from adapterd.cli.verification import Verification, Wish
+    from adapterd.loader.base_model import BaseSpec
+    from adapterd.loader.identity import FileEntry
+    from adapterd.loader.trust.keys import PrivateKey
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    """Put this room's command on `app`."""
+    command(app, "upload")(upload)
+
+
+def upload(
+    directory: Folder,
+    name: Annotated[str, typer.Argument(metavar="TENANT/NAME", help="The adapter to publish a version of.")],
+    *,
+    base: Base = None,
+    base_id: BaseId = None,
+    base_revision: BaseRevision = None,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", help="Sign first, with this private key.", show_default=False)
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option(help="Point this alias to the new version.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue an interrupted upload of the same files.")
+    ] = True,
+    limits: LimitsFile = None,
+    allow: Allow = None,
+) -> Report:
+    """Publish a version: checked here first, sent in chunks, continued by the same command if interrupted."""
+    from adapterd.cli.connection import connect
+    from adapterd.cli.verification import Wish
+
+    tenant, adapter = parse_name(name)
+    key = load_private_key(sign) if sign else None
+    wish = Wish(limits=load_limits(limits), allow=parse_codes(allow or ()))
+    with connect() as client:
+        base_spec = _base(client, directory, BaseChoice(base, base_id, base_revision))
+        checked, files = _prepared(directory, base_spec, wish, key)
+        plan = _plan(tenant, adapter, base=base_spec, files=files, wish=wish, alias=alias)
+        version = _send(client, directory, plan, wish, resume=resume)
+    return _report(version, alias, checked)
+
+
+def _base(client: RegistryClient, directory: Path, choice: BaseChoice) -> BaseSpec:
+    """The named base, or the one that `adapter_config.json` names, if the registry has it once."""
+    if choice.text is not None:
+        return choice.load()
+    wanted = _configured_base(directory)
+    found = [b for b in client.bases() if b.get("id") == wanted[0] and wanted[1] in (None, b.get("revision"))]
+    if len(found) == 1:
+        return client.base(found[0]["id"], found[0]["revision"])
+    there = ", ".join(f"{b.get('id')}@{b.get('revision')}" for b in client.bases()) or "none"
+    raise typer.BadParameter(f"{NO_BASE}. Registered: {there}", param_hint="--base")
+
+
+def _configured_base(directory: Path) -> tuple[str | None, str | None]:
+    """Id and revision as the configuration has them; only a hint, the checks come later."""
+    from adapterd.cli.inputs import read_small
+
+    try:
+        config = json.loads(read_small(directory / "adapter_config.json", MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(config, dict):
+        return None, None
+    return config.get("base_model_name_or_path"), config.get("revision")
+
+
+def _prepared(
+    directory: Path, base: BaseSpec, wish: Wish, key: PrivateKey | None
+) -> tuple[Verification, tuple[FileEntry, ...]]:
+    """The local verdict, and the files to send. Raises Refused with all problems if it is no."""
+    from adapterd.cli.signing import sign_package
+    from adapterd.cli.verification import verify_package
+    from adapterd.loader.errors import error_from
+    from adapterd.loader.formats.files import DirectoryPackage, file_entries
+    from adapterd.loader.identity import SIGNATURE_FILE
+
+    with DirectoryPackage.open_dir(directory, wish.limits) as package:
+        with progress("checking", sum(package.sizes().values())) as advance:
+            verdict = verify_package(package, base, wish, subject=str(directory), progress=advance)
+        if not verdict.ok or verdict.manifest is None:
+            raise error_from(verdict.problems)
+        if key is not None:
+            sign_package(package, directory, verdict.manifest.files, key)
+    with DirectoryPackage.open_dir(directory, wish.limits) as package:
+        signature = file_entries(package, [n for n in package.names() if n == SIGNATURE_FILE])
+    return verdict, (*verdict.manifest.files, *signature)
+
+
+def _plan(
+    tenant: str, adapter: str, *, base: BaseSpec, files: tuple[FileEntry, ...], wish: Wish, alias: str | None
+) -> Plan:
+    from adapterd.cli.uploader import Plan
+    from adapterd.loader.identity import check_name
+
+    if alias is not None:
+        check_name("alias", alias)
+    allowed = tuple(sorted(code.value for code in wish.allow))
+    return Plan(tenant, adapter, base.id, base.revision, files, allowed, alias)
+
+
+def _send(client: RegistryClient, directory: Path, plan: Plan, wish: Wish, *, resume: bool) -> VersionInfo:
+    from adapterd.cli.uploader import Memory, Uploader
+    from adapterd.loader.formats.files import DirectoryPackage
+
+    memory = Memory.of(plan, client.url)
+    if resume and memory.load() is not None:
+        note("continuing the interrupted upload of these files")
+    with (
+        DirectoryPackage.open_dir(directory, wish.limits) as package,
+        progress(f"uploading {size(plan.total_bytes)}", plan.total_bytes) as advance,
+    ):
+        return Uploader(client, plan, package, memory, advance).run(resume=resume)
+
+
+def _report(version: VersionInfo, alias: str | None, checked: Verification) -> Report:
+    body = {
+        "ref": str(version.ref),
+        "version_digest": version.digest,
+        "version": {
+            "tenant": version.tenant,
+            "adapter": version.adapter,
+            "number": version.number,
+            "version_digest": version.digest,
+            "base": version.base.as_json(),
+            "publisher": version.publisher,
+        },
+        "alias": alias,
+        "problems": [p.as_json() for p in checked.problems],
+    }
+    shown: list[tuple[str, object]] = [
+        ("ref", version.ref),
+        ("version", version.number),
+        ("digest", f"sha256:{version.digest}"),
+        ("base", f"{version.base.id}@{version.base.revision}"),
+        ("publisher", version.publisher),
+        ("alias", alias),
+    ]
+    return Report(body, [str(version.ref)], lambda: [facts(shown)], checked.problems)

@@ -1,0 +1,326 @@
+"""The face of the cache: acquire, step, release. See `stager` for how bytes get to where they are wanted.
+
+Locking: one condition guards all books (entries, leases, pages, slots, budgets). Calls on the serving
+thread hold it for bookkeeping only; they never wait for I/O or for the device (I14). Copies are enqueued
+outside it. Leaf locks below it: the loader pool's queue, a CPU stream's queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from threading import Condition, Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
+
+from .composition import Asked, Wish, parse_wish
+from .config import CacheConfig
+from .copies import CopyQueue
+from .device import Device, Event, open_device
+from .eviction import LeastRecentlyUsed, Policy
+from .host_tier import HostTier
+from .lease_book import LeaseBook
+from .leases import Lease, check_ready
+from .loader_pool import FairPool, LoaderPool
+from .loading import Loader, StoreLoader, open_store
+from .records import LeaseRecord
+from .stager import Stager
+from .statistics import CacheStatistics, snapshot
+from .tickets import StepTicket
+from .vram_tier import VramTier
+
+if TYPE_CHECKING:
+    import torch
+
+    from adapterd.loader.base_model import BaseSpec
+    from adapterd.loader.sources import Source
+    from adapterd.loader.trust.policy import TrustStore
+
+WAIT_COPY_SECONDS = 0.001
+"""How often `Lease.wait` looks at a copy that is on its way."""
+WAIT_SECONDS = 0.05
+"""How often it looks otherwise: a dropped lease cannot wake anybody (its finalizer may only append)."""
+
+
+class AdapterCache:
+    """Adapters of one base model in the memory of one device. A context manager: opened once, closed once."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        base: BaseSpec,
+        source: Source | None = None,
+        trust: TrustStore | None = None,
+        device: Device | None = None,
+        loader: Loader | None = None,
+        pool: LoaderPool | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """Allocates arena and slab.
+
+        Args:
+            base: the base model that this process runs.
+            source, trust: where versions come from, and whom to believe; needed unless `loader` is given.
+            device: else that of the configuration. A given one is not closed with the cache.
+            loader, pool, policy: else a verified store over `source`, threads, and least recently used.
+
+        Raises:
+            AdapterdError: SETTINGS_INVALID, DEVICE_ERROR, STORAGE_UNAVAILABLE.
+        """
+        self._config, self._lock, self._cleanup = config, Condition(Lock()), ExitStack()
+        self._owns_device = device is None
+        self._device = device or open_device(config.device)
+        policy = policy or LeastRecentlyUsed()
+        self._vram = VramTier(self._device, config, policy)
+        self._host = HostTier(self._device, config, policy)
+        self._copies = CopyQueue(
+            self._device, self._vram.arena, self._host.slab, config.page_bytes, self._lock
+        )
+        self._pool = pool or FairPool.of(config.loader_threads, config.tenants, config.default_budget)
+        self._stager = Stager(
+            config,
+            base,
+            lock=self._lock,
+            loader=loader or self._store_loader(source, trust),
+            pool=self._pool,
+            host=self._host,
+            vram=self._vram,
+            copies=self._copies,
+        )
+        self._opened = self._closed = False
+        self._book = LeaseBook()
+        self._steps = 0  # in flight
+        self._last_step: Event | None = None
+
+    @property
+    def base(self) -> BaseSpec:
+        return self._stager.base
+
+    @property
+    def config(self) -> CacheConfig:
+        return self._config
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def arena(self) -> torch.Tensor:
+        """uint8 [vram_pages × page_bytes] on the device; its address never changes (I22)."""
+        return self._vram.arena
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            if self._opened:
+                raise RuntimeError("a cache is opened once")
+            self._opened = True
+        self._copies.open()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        """Fails what waits (CACHE_CLOSED), drops queued loads, waits for running ones, ends all threads."""
+        with self._lock:
+            self._closed = True
+            self._fail_all(reject(Code.CACHE_CLOSED, "cache", "the cache was closed"))
+        self._pool.close()
+        if self._owns_device:
+            self._device.close()
+        self._cleanup.close()
+
+    # Leases
+
+    def acquire(self, wish: Wish, *, tenant: str) -> Lease:
+        """A lease on a REF, a composition, or the base (None). Returns at once (I14).
+
+        What is wrong with the request or the adapter makes the lease fail, with the reason in
+        `lease.problem`; it fails no other request (I17). Another tenant's REF fails as an unknown one.
+
+        Raises:
+            Failed: CACHE_CLOSED.
+        """
+        asked, problems = _parsed(wish, self._config.max_components)
+        with self._lock:
+            self._check_open()
+            record = self._book.new(tenant, self._stager.base.pin, asked)
+            self._notice()
+            if problems:
+                self._stager.fail(record, problems)
+            else:
+                self._stager.admit(record)
+        self._issue_if_idle()
+        return Lease(self, record, self._book.dropped)
+
+    def release(self, record: LeaseRecord) -> None:
+        """For `Lease.release`. Idempotent."""
+        with self._lock:
+            self._release(record)
+
+    def wait_for(self, record: LeaseRecord, timeout: float | None) -> None:
+        """For `Lease.wait`: returns once the lease is ready, failed or released.
+
+        Raises Unavailable (LEASE_TIMEOUT).
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self.pump()
+            with self._lock:
+                if record.settled:
+                    return
+                left = WAIT_SECONDS if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise error(
+                        Code.LEASE_TIMEOUT, " + ".join(str(a.ref) for a in record.asked),
+                        f"still {record.state} after {timeout} s", "Wait on, or release the lease.",
+                    )  # fmt: skip
+                self._lock.wait(min(left, WAIT_COPY_SECONDS if self._copies.busy else WAIT_SECONDS))
+
+    def pump(self) -> None:
+        """Notices completed copies and dropped leases, and enqueues queued copies if no step is running.
+
+        Acquires, steps and waits do this; call it in a loop that does none of them. Never blocks.
+        """
+        with self._lock:
+            self._notice()
+        self._issue_if_idle()
+
+    # Steps
+
+    def begin_step(self, leases: Sequence[Lease | None]) -> StepTicket:
+        """Pins what the step reads, and makes the compute stream wait for the copies that filled it (I13).
+
+        None stands for base rows. All or nothing: if a lease cannot be used, nothing is pinned.
+
+        Raises:
+            AdapterdError: the failure of a failed lease, LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE,
+                CACHE_CLOSED.
+        """
+        stream = self._device.compute
+        with self._lock:
+            self._check_open()
+            self._notice()
+            records = [lease.record for lease in leases if lease is not None]
+            for record in records:
+                self._check_usable(record)
+            entries = tuple({id(e): e for record in records for e in record.entries}.values())
+            for entry in entries:
+                entry.tickets += 1
+            self._steps += 1
+            self._stager.touch(entries)
+        ticket = StepTicket(self, stream, entries)
+        self._join(ticket)
+        return ticket
+
+    def end_step(self, ticket: StepTicket) -> None:
+        """For `StepTicket.end`. The mark is recorded under the lock: marks are noted in stream order."""
+        with self._lock:
+            event = self._device.record(ticket.stream)
+            self._last_step = event
+            self._steps -= 1
+            for entry in ticket.entries:
+                entry.tickets -= 1
+                entry.readers.note(ticket.stream, event)
+                self._stager.tidy(entry)
+            self._notice()
+            self._stager.advance()
+            if self._closed:
+                return
+        self._copies.issue(self._config.pages_per_step)
+
+    def rebind(self, base: BaseSpec) -> None:
+        """The base model was reloaded: every lease fails (SLOT_STALE), and no entry of the old base serves again.
+
+        Call it before the first forward of the new base (I16). Steps in flight may finish; the pages they
+        read are reused only after their marks.
+        """
+        with self._lock:
+            self._stager.base = base
+            what = f"the base was reloaded: {base.id}@{base.revision}"
+            self._fail_all(reject(Code.SLOT_STALE, "base", what, "Acquire again."))
+            self._stager.forget_all()
+
+    def statistics(self) -> CacheStatistics:
+        with self._lock:
+            return snapshot(
+                self._vram.budget,
+                self._host.budget,
+                self._stager.entries.values(),
+                self._stager.found,
+                self._book,
+                self._steps,
+            )
+
+    # With the lock held
+
+    def _notice(self) -> None:
+        for record in self._book.found():
+            self._release(record)
+        self._stager.poll()
+
+    def _release(self, record: LeaseRecord) -> None:
+        if self._book.strike(record):
+            self._stager.release(record)
+
+    def _fail_all(self, problem: Problem) -> None:
+        for record in self._book.live():
+            self._stager.fail(record, (problem,))
+
+    def _check_open(self) -> None:
+        if self._closed or not self._opened:
+            raise error(Code.CACHE_CLOSED, "cache", "the cache is not open", "Use it inside `with cache:`.")
+
+    def _check_usable(self, record: LeaseRecord) -> None:
+        check_ready(record)
+        for resident, _ in record.residents:
+            if not self._vram.slots.current(resident):
+                raise error(
+                    Code.SLOT_STALE, f"sha256:{resident.key.digest}",
+                    f"slot {resident.slot} is past generation {resident.generation}", "Acquire again.",
+                )  # fmt: skip
+
+    # Without the lock
+
+    def _join(self, ticket: StepTicket) -> None:
+        """Readers wait for the copy, though `ready` has seen its event: stream order is the guarantee."""
+        try:
+            for entry in ticket.entries:
+                if entry.joined != ticket.stream:
+                    assert entry.copy_event is not None
+                    self._device.wait(ticket.stream, entry.copy_event)
+                    entry.joined = ticket.stream
+        except AdapterdError:
+            ticket.end()
+            raise
+
+    def _issue_if_idle(self) -> None:
+        """Copies in front of a launch cost decode 1.57× on p50: while steps run, only steps issue them."""
+        with self._lock:
+            running = self._steps > 0 or not (self._last_step is None or self._last_step.done())
+            if running or self._closed or not self._opened:
+                return
+        self._copies.issue(None)
+
+    def _store_loader(self, source: Source | None, trust: TrustStore | None) -> Loader:
+        if source is None or trust is None:
+            raise ValueError("a cache needs a source and a trust store, or a loader")
+        config = self._config
+        return StoreLoader(
+            source,
+            self._cleanup.enter_context(open_store(config.store, trust, config.limits)),
+            dtype=config.dtype,
+            page_bytes=config.page_bytes,
+            limits=config.limits,
+            recheck=config.recheck,
+        )
+
+
+def _parsed(wish: Wish, max_components: int) -> tuple[tuple[Asked, ...], tuple[Problem, ...]]:
+    try:
+        return parse_wish(wish, max_components), ()
+    except AdapterdError as failure:
+        return (), failure.problems

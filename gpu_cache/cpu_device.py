@@ -1,0 +1,122 @@
+"""The CPU as a device. Copies are asynchronous here too: each stream is a thread that works off a queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import torch
+
+from adapterd.loader.errors import Code, error
+
+from .device import Event, Stream
+
+
+class CpuEvent:
+    """A mark that a stream sets when it gets there."""
+
+    def __init__(self) -> None:
+        self._set = threading.Event()
+
+    def done(self) -> bool:
+        return self._set.is_set()
+
+    def set(self) -> None:
+        self._set.set()
+
+    def synchronize(self) -> None:
+        """Blocks until the mark is reached. For stream threads, never for the serving thread."""
+        self._set.wait()
+
+
+class CpuStream:
+    """A thread and its queue."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        self._queue.put(work)
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+class InlineStream:
+    """The stream of the model on a CPU: the work is done by whoever enqueues it, before the call returns."""
+
+    def submit(self, work: Callable[[], object]) -> None:
+        work()
+
+
+class CpuDevice:
+    """Device over host memory; see `device.Device`."""
+
+    def __init__(self) -> None:
+        self._compute = InlineStream()
+        self.streams: list[CpuStream] = []
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    @property
+    def compute(self) -> Stream:
+        return self._compute
+
+    def new_stream(self) -> Stream:
+        stream = CpuStream(f"adapterd-stream-{len(self.streams)}")
+        self.streams.append(stream)
+        return stream
+
+    def allocate_arena(self, nbytes: int) -> torch.Tensor:
+        return _zeros(nbytes)
+
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
+        return _zeros(nbytes)
+
+    def copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:
+        if dst.numel() != src.numel():
+            raise ValueError(f"copy of {src.numel()} bytes into {dst.numel()}")
+        _queue(stream).submit(lambda: dst.copy_(src))
+
+    def zero(self, stream: Stream, dst: torch.Tensor) -> None:
+        _queue(stream).submit(dst.zero_)
+
+    def record(self, stream: Stream) -> Event:
+        event = CpuEvent()
+        _queue(stream).submit(event.set)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        assert isinstance(event, CpuEvent), "an event of another device"
+        _queue(stream).submit(event.synchronize)
+
+    def close(self) -> None:
+        while self.streams:
+            self.streams.pop().close()
+
+
+def _queue(stream: Stream) -> CpuStream | InlineStream:
+    assert isinstance(stream, CpuStream | InlineStream), "a stream of another device"
+    return stream
+
+
+def _zeros(nbytes: int) -> torch.Tensor:
+    try:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+    except RuntimeError as cause:  # torch's word for "not enough memory"
+        raise error(
+            Code.DEVICE_ERROR,
+            "cpu",
+            f"cannot allocate {nbytes} bytes of host memory",
+            "Lower vram_bytes or host_bytes.",
+        ) from cause

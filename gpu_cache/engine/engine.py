@@ -1,0 +1,228 @@
+"""The face of the engine: wraps a model's linears once, then serves steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from adapterd.loader.base_model import BaseSpec
+
+from .layers import Site, find_sites
+from .plan import LeaseLike, ServingCache, Ticket, build_plan, check_rows
+from .receipt import Receipt
+from .step import CurrentStep, LayerHook, RunningStep
+from .tables import Tables
+
+LeaseT = TypeVar("LeaseT", bound=LeaseLike | None)
+
+
+class LoRAEngine(Generic[LeaseT]):
+    """Serves many adapters over one base model, each row with its own composition.
+
+        y_ro = base(x)_ro + Σ weight · scaling · (x_ri Aᵀ) Bᵀ        for the rows of each composition
+
+    Wrapping is by forward hook: the base's modules, weights and own forward stay as they are, and nothing
+    is merged into them (I20). Outside a step a wrapped layer is the base's layer alone, for warm-up and
+    for other work with the same model. Inside a step, base rows keep their bits (I18), and every wrapped
+    layer must see exactly the step's rows (I24). Deltas are accumulated in IEEE fp32 (fp64 where a layer
+    gives fp64) and rounded once, to the layer's output dtype.
+
+    **What is wrapped.** By default every linear and Conv1D of the base's table that the model has, or
+    that `stacked` finds inside a fused linear, except
+
+    * the output head, and whatever else sees other rows than the layer stack: the model's
+      `get_output_embeddings()`, modules outside its `base_model_prefix` (a classifier), and modules with a
+      path part out of `layers.HEAD_NAMES`;
+    * children of `torch.nn.MultiheadAttention`, which reads their weights without calling them;
+    * a module that stands at two paths, because a call does not say which one it is for.
+
+    `targets` says it by name instead: full module paths or their ends at a dot (`q_proj`), as adapters
+    name them. An adapter with a module that is not wrapped is refused at the step: never a silent skip.
+    In an encoder-decoder, encoder and decoder layers must see the same number of rows within one step.
+
+    **Threads.** One step at a time on an engine: a nested or concurrent one is a RuntimeError, not a wait,
+    and so is a layer that runs in another thread than its step was opened in. Run the model on the stream
+    that is current when the step opens. Several engines may run in several threads.
+
+    Args:
+        model: the live base model; its tensors on the cache's device.
+        cache: where the adapters are; its `base` is the model's table.
+        stacked: fused linear → the modules of the table it holds, in order along out_features, such as
+            `{"qkv_proj": ["q_proj", "k_proj", "v_proj"]}`; names are ends of paths.
+        targets: names to wrap, or None for the rule above.
+        batch_invariant: in this mode a row's delta does not depend on its neighbours, their order or their
+            number, bit for bit; slower for large segments (`reference`).
+        strict: refuse a step for which a slower kernel would stand in for the wanted one. The reference
+            is the only kernel so far and stands in for none, so nothing is refused yet; receipts say it.
+
+    Raises:
+        Failed: BASE_TABLE_INVALID. Refused: SHAPE_MISMATCH. ValueError: names that fit nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cache: ServingCache[LeaseT],
+        stacked: Mapping[str, Sequence[str]] | None = None,
+        targets: Iterable[str] | None = None,
+        *,
+        batch_invariant: bool = False,
+        strict: bool = False,
+    ) -> None:
+        self.cache = cache
+        self.batch_invariant = batch_invariant
+        self.strict = strict
+        self._stacked = {name: tuple(parts) for name, parts in (stacked or {}).items()}
+        self._targets = None if targets is None else tuple(targets)
+        self._lock = threading.Lock()
+        self._current = CurrentStep()
+        self._handles: list[RemovableHandle] = []
+        self._wrap(find_sites(model, cache.base, self._stacked, self._targets))
+
+    def _wrap(self, sites: tuple[Site, ...]) -> None:
+        self.served = frozenset(part.path for site in sites for part in site.slices)
+        self._tables = Tables(self.served)
+        self._handles = [
+            site.module.register_forward_hook(LayerHook(site, self._current), with_kwargs=True)
+            for site in sites
+        ]
+
+    def step(self, rows: Iterable[tuple[LeaseT, int]]) -> Step[LeaseT]:
+        """A context manager in which the model runs once (or in parts) with these rows.
+
+        Args:
+            rows: (lease or None for the base, number of rows) in the order of the flattened leading
+                dimensions of the layers' inputs; for input_ids [batch, time], a sequence has `time` rows.
+
+        Raises:
+            Failed: on entry, REQUEST_INVALID (no entry, or one without rows), MODULE_NOT_SERVED,
+                LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE; from a layer, ROWS_MISMATCH.
+            RuntimeError: on entry, if a step is open on this engine, or the engine is closed.
+        """
+        return Step(self, tuple(rows))
+
+    def check(self, lease: LeaseT) -> None:
+        """Whether a step would take this lease, before there are rows for it.
+
+        Raises:
+            Failed: MODULE_NOT_SERVED, LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE.
+            RuntimeError: a step is open on this engine, or the engine is closed.
+        """
+        with self.step([(lease, 1)]):
+            pass
+
+    def rebind(self, model: nn.Module, base: BaseSpec) -> None:
+        """A base reload: serve `model`, whose table is `base`, with the same `stacked` and `targets`.
+
+        Nothing changes if it raises. The cache forgets every resident of the old base before the new
+        model is wrapped, so that no forward of the new one can meet them (I16).
+
+        Raises:
+            As the constructor; RuntimeError if a step is open on this engine, or the engine is closed.
+        """
+        self._acquire()
+        try:
+            sites = find_sites(model, base, self._stacked, self._targets)
+            self.cache.rebind(base)
+            self._unwrap()
+            self._wrap(sites)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Take the hooks off; the model is what it was. Idempotent. RuntimeError if a step is open."""
+        if not self._handles:
+            return
+        self._acquire()
+        try:
+            self._unwrap()
+        finally:
+            self._lock.release()
+
+    def _unwrap(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _acquire(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("a step is open on this engine; one engine runs one step at a time")
+        if not self._handles:
+            self._lock.release()
+            raise RuntimeError("the engine is closed")
+
+    def _begin(self, rows: tuple[tuple[LeaseT, int], ...]) -> tuple[Ticket, RunningStep]:
+        self._acquire()
+        try:
+            check_rows(rows)
+            ticket = self.cache.begin_step(_leases(rows))
+            try:
+                running = RunningStep(
+                    build_plan(rows), self._tables, self.cache.arena, batch_invariant=self.batch_invariant
+                )
+            except BaseException:
+                ticket.end()
+                raise
+        except BaseException:
+            self._lock.release()
+            raise
+        self._current.running = running
+        return ticket, running
+
+    def _end(self, ticket: Ticket) -> None:
+        self._current.running = None
+        try:
+            ticket.end()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> LoRAEngine[LeaseT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Step(Generic[LeaseT]):
+    """From `LoRAEngine.step`; enters once."""
+
+    def __init__(self, engine: LoRAEngine[LeaseT], rows: tuple[tuple[LeaseT, int], ...]) -> None:
+        self._engine = engine
+        self._rows = rows
+        self._begun: tuple[Ticket, RunningStep] | None = None
+        self._receipt: Receipt | None = None
+
+    @property
+    def receipt(self) -> Receipt:
+        """What ran. RuntimeError before the step has ended, and for a step that ended in an exception."""
+        if self._receipt is None:
+            raise RuntimeError("the receipt is there once the step has ended without an exception")
+        return self._receipt
+
+    def __enter__(self) -> Step[LeaseT]:
+        if self._begun is not None:
+            raise RuntimeError("a step is entered once; ask the engine for another one")
+        self._begun = self._engine._begin(self._rows)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._begun is None:
+            raise RuntimeError("the step was never entered")
+        ticket, running = self._begun
+        self._engine._end(ticket)
+        if kind is None:
+            self._receipt = running.receipt()
+
+
+def _leases(rows: tuple[tuple[LeaseT, int], ...]) -> list[LeaseT]:
+    """Each lease once, in the order of first use."""
+    return list({id(lease): lease for lease, _ in rows if lease is not None}.values())

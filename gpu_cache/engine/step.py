@@ -1,0 +1,145 @@
+"""One step: a plan in force, the layers that ran under it, and its receipt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from adapterd.loader.errors import Code, error
+
+from .receipt import Receipt, segment_receipts
+from .reference import KERNEL, Term, accumulate_dtype, delta
+
+if TYPE_CHECKING:
+    from .layers import Site, Slice
+    from .plan import BatchPlan, Segment
+    from .tables import ResidentTable, Tables
+
+
+class RunningStep:
+    """A plan while the model runs. Only the thread that opened the step may run layers under it.
+
+    The thread is checked because the fence of the step is recorded on that thread's compute stream:
+    a layer launched elsewhere could still be reading pages that are already given away (I13).
+
+    Args:
+        plan: what each row gets.
+        tables: where the residents' blocks are.
+        arena: the pages.
+        batch_invariant: see `reference`.
+
+    Raises:
+        Failed: MODULE_NOT_SERVED (I24).
+    """
+
+    def __init__(self, plan: BatchPlan, tables: Tables, arena: Tensor, *, batch_invariant: bool) -> None:
+        self._plan = plan
+        self._tables: dict[int, ResidentTable] = {r.slot: tables.of(r) for r in plan.residents()}
+        self._arena = arena
+        self._batch_invariant = batch_invariant
+        self._thread = threading.get_ident()
+        self._calls = 0
+        self._not_run = {path for table in self._tables.values() for path in table.modules}
+
+    def apply(self, site: Site, x: Tensor, y: Tensor) -> Tensor:
+        """The output of `site` for input `x` and base output `y`: y itself, adapted rows changed in place.
+
+        Rows of the base are not touched, so they keep their bits (I18).
+
+        Raises:
+            Failed: ROWS_MISMATCH naming the module (I24).
+            Unavailable: DEVICE_ERROR if the layer runs on another device than the adapters.
+            RuntimeError: called from another thread than the one that opened the step.
+        """
+        self._check(site, x, y)
+        self._calls += 1
+        y_ro = y.reshape(-1, site.out_features)
+        x_ri = x.reshape(-1, site.in_features)
+        for part in site.slices:
+            self._not_run.discard(part.path)
+            for segment in self._plan.segments:
+                self._add(segment, part, x_ri, y_ro)
+        return y_ro.view(y.shape)
+
+    def _add(self, segment: Segment, part: Slice, x_ri: Tensor, y_ro: Tensor) -> None:
+        terms = self._terms(segment, part)
+        if not terms:
+            return
+        rows, columns = slice(segment.start, segment.stop), slice(part.offset, part.offset + part.width)
+        dtype = accumulate_dtype(y_ro.dtype)
+        # One addition in the accumulation dtype and one rounding to the layer's output dtype.
+        y_ro[rows, columns] += delta(x_ri[rows], terms, dtype=dtype, batch_invariant=self._batch_invariant)
+
+    def _terms(self, segment: Segment, part: Slice) -> list[Term]:
+        found = (
+            self._tables[c.resident.slot].term(part.path, c.weight, self._arena) for c in segment.components
+        )
+        return [term for term in found if term is not None]
+
+    def _check(self, site: Site, x: Tensor, y: Tensor) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(f"{site.path} runs in another thread than the one that opened the step")
+        for what, tensor in (("input", x), ("output", y)):
+            rows = tensor.shape[:-1].numel()
+            if rows != self._plan.rows:
+                raise error(
+                    Code.ROWS_MISMATCH, site.path,
+                    f"the step has {self._plan.rows} rows, the {what} {tuple(tensor.shape)} has {rows}",
+                    "Count padding and every sequence; leave modules that see other rows out of `targets`.",
+                )  # fmt: skip
+        if self._tables and y.device != self._arena.device:
+            raise error(
+                Code.DEVICE_ERROR, site.path,
+                f"the layer runs on {y.device}, the adapters are on {self._arena.device}",
+                "Make the cache on the model's device; a model over several devices needs sharding.",
+            )  # fmt: skip
+
+    def receipt(self) -> Receipt:
+        """What has run so far. `fallback`: the reference is the only kernel, it stands in for none."""
+        return Receipt(
+            segments=segment_receipts(self._plan),
+            kernel=KERNEL,
+            fallback=False,
+            batch_invariant=self._batch_invariant,
+            device=str(self._arena.device),
+            layer_calls=self._calls,
+            not_run=tuple(sorted(self._not_run)),
+        )
+
+
+class CurrentStep:
+    """Which step is in force on an engine's layers: none, or one."""
+
+    def __init__(self) -> None:
+        self.running: RunningStep | None = None
+
+
+class LayerHook:
+    """The forward hook of one site: nothing outside a step, the step's delta inside.
+
+    Args:
+        site: the layer it stands behind.
+        current: shared with the engine.
+    """
+
+    def __init__(self, site: Site, current: CurrentStep) -> None:
+        self._site = site
+        self._current = current
+
+    def __call__(
+        self, module: object, args: Sequence[Any], kwargs: dict[str, Any], output: object
+    ) -> Tensor | None:
+        running = self._current.running
+        if running is None:
+            return None
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if not inputs or not isinstance(output, Tensor) or not output.is_floating_point():
+            raise error(
+                Code.MODULE_NOT_SERVED, self._site.path,
+                "only modules that turn one tensor into one floating tensor can be served",
+                "Leave this module out of `targets`.",
+            )  # fmt: skip
+        return running.apply(self._site, inputs[0], output)

@@ -1,0 +1,52 @@
+"""The list of leases: who holds one, which were dropped, how many there have been."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from adapterd.loader.identity import BasePin
+
+from .composition import Asked
+from .records import LeaseRecord, LeaseState
+
+
+class LeaseBook:
+    """Every lease that was not released. Guarded by the cache's lock, but for `dropped`."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, LeaseRecord] = {}
+        self._count = 0
+        self._released = 0
+        self.leaked = 0
+        self.dropped: deque[LeaseRecord] = deque()
+        """Where finalizers put the records of leases that nobody holds any more. Appending needs no lock (I12)."""
+
+    def new(self, tenant: str, base: BasePin, asked: tuple[Asked, ...]) -> LeaseRecord:
+        self._count += 1
+        record = LeaseRecord(self._count, tenant, base, asked)
+        self._held[record.seq] = record
+        return record
+
+    def strike(self, record: LeaseRecord) -> bool:
+        """Takes it off the list; False if it was off already."""
+        if self._held.pop(record.seq, None) is None:
+            return False
+        self._released += 1
+        return True
+
+    def found(self) -> Iterator[LeaseRecord]:
+        """Leases that were dropped without a release, since the last call."""
+        while self.dropped:
+            record = self.dropped.popleft()
+            if record.seq in self._held:
+                self.leaked += record.live
+                yield record
+
+    def live(self) -> list[LeaseRecord]:
+        return [record for record in self._held.values() if record.live]
+
+    def count(self) -> dict[LeaseState, int]:
+        """Held leases by state, and how many were released."""
+        states = Counter(record.state for record in self._held.values())
+        return {state: states[state] for state in LeaseState} | {LeaseState.RELEASED: self._released}

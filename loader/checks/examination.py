@@ -1,0 +1,220 @@
+"""The examination: the checks in their order, cheapest and most decisive first.
+
+    names and sizes → config → header → second parser → names of tensors → base → modules → scaling,
+    shapes → config against tensors → hashes → values
+
+Caps are checked from sizes and the header alone, before content is read (I7). Within a step all
+findings are collected; a step that rejects ends the examination, because the next ones would
+speak about what is not there. The same input gives the same problems and the same manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapterd.loader.base_model import BaseSpec
+from adapterd.loader.checks.base_name import base_problems
+from adapterd.loader.checks.content import hash_problems, read_content
+from adapterd.loader.checks.coverage import coverage_problems
+from adapterd.loader.checks.findings import Findings, Verdict
+from adapterd.loader.checks.fit import module_problems, shape_problems
+from adapterd.loader.checks.pairs import Pair, pair_up
+from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, reject
+from adapterd.loader.formats.files import DirectoryPackage, FileReader, Package, file_entries, read_all
+from adapterd.loader.formats.library_check import agree_with_library
+from adapterd.loader.formats.package import judge_package
+from adapterd.loader.formats.peft_config import PeftConfig, parse_config
+from adapterd.loader.formats.safetensors_header import read_header
+from adapterd.loader.formats.text import shown
+from adapterd.loader.identity import CONFIG_FILE, SIGNATURE_FILE, WEIGHTS_FILE, FileEntry
+from adapterd.loader.limits import DEFAULT_LIMITS, Limits
+from adapterd.loader.manifest import Manifest, ModuleEntry
+from adapterd.loader.scaling import Effective, effective, scaling_problems
+
+Progress = Callable[[int], None]
+
+
+def examine(
+    package: Package,
+    base: BaseSpec,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    files: tuple[FileEntry, ...] | None = None,
+    allow: frozenset[Code] = frozenset(),
+    content: bool = True,
+    declared_sha256: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Judge `package` for `base`.
+
+    Args:
+        package: open files; each is read by position and never opened again.
+        base: the base that the uploader names.
+        limits: caps of the tenant.
+        files: hashes that the caller made from these bytes, of all files to be stored; None: made here.
+        allow: codes that the uploader allows by name (those of `ALLOWABLE` become warnings).
+        content: False leaves the values unread: `delta_norm` is None, the manifest digest is the same.
+        declared_sha256: name → SHA-256 in hex that must hold.
+        progress: called with the number of bytes hashed since the last call.
+
+    Returns:
+        A verdict; a refusal is in it and not raised. Never an AdapterdError.
+    """
+    findings = Findings(allow)
+    examination = _Examination(package, base, limits, findings)
+    try:
+        found = examination.structure()
+        manifest = None
+        if found is not None:
+            manifest = examination.contents(found, files, declared_sha256 or {}, progress, values=content)
+    except AdapterdError as refusal:
+        findings.add(*refusal.problems)
+        manifest = None
+    return findings.verdict(manifest)
+
+
+def examine_directory(
+    path: Path, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, **options: Any
+) -> Verdict:
+    """`examine` of a folder; `options` are those of `examine`.
+
+    Raises:
+        NotFound: PATH_NOT_FOUND for a folder that cannot be read. Everything else is in the verdict.
+    """
+    findings = Findings()
+    try:
+        opened = DirectoryPackage.open_dir(path, limits)
+    except NotFound:
+        raise
+    except AdapterdError as refusal:
+        findings.add(*refusal.problems)
+        return findings.verdict(None)
+    with opened:
+        return examine(opened, base, limits=limits, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """What the header and the config gave: all but the bytes."""
+
+    stored: tuple[str, ...]
+    weights: FileReader
+    pairs: tuple[Pair, ...]
+    scalings: Mapping[str, Effective]
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    package: Package
+    base: BaseSpec
+    limits: Limits
+    findings: Findings
+
+    def structure(self) -> _Structure | None:
+        """Everything that needs no byte of a tensor; None if something rejects."""
+        stored = self._names()
+        if self.findings.rejected:
+            return None
+        data = read_all(self.package.open(CONFIG_FILE))
+        config, told = parse_config(data, self.limits)
+        self.findings.add(*told)
+        weights = self.package.open(WEIGHTS_FILE)
+        pairs = self._tensors(weights)
+        if self.findings.rejected:
+            return None
+        scalings = self._fit(config, pairs, silent="revision" not in json.loads(data))
+        return None if self.findings.rejected else _Structure(stored, weights, pairs, scalings)
+
+    def _names(self) -> tuple[str, ...]:
+        sizes = {n: 0 if n.endswith("/") else self.package.open(n).size for n in self.package.names()}
+        contents = judge_package(sizes, self.limits)
+        self.findings.add(*contents.problems)
+        return contents.stored
+
+    def _tensors(self, weights: FileReader) -> tuple[Pair, ...]:
+        header = read_header(weights, self.limits)
+        agree_with_library(weights, header)
+        pairs = pair_up(header.tensors, self.findings)
+        self.findings.add(*_quota_problems(pairs, self.limits))
+        return pairs
+
+    def _fit(self, config: PeftConfig, pairs: Sequence[Pair], *, silent: bool) -> Mapping[str, Effective]:
+        """Each step asks only if the ones before it passed."""
+        scalings = effective(config, [p.module for p in pairs])
+        steps: tuple[Callable[[], Iterable[Problem]], ...] = (
+            lambda: base_problems(config, self.base, silent=silent),
+            lambda: module_problems(pairs, self.base, self.limits),
+            lambda: scaling_problems(scalings),
+            lambda: shape_problems(pairs, self.base, scalings.by_module, self.limits),
+            lambda: coverage_problems(config, [p.module for p in pairs], self.base),
+        )
+        for step in steps:
+            self.findings.add(*step())
+            if self.findings.rejected:
+                break
+        return scalings.by_module
+
+    def contents(
+        self,
+        found: _Structure,
+        files: tuple[FileEntry, ...] | None,
+        declared: Mapping[str, str],
+        progress: Progress | None,
+        *,
+        values: bool,
+    ) -> Manifest | None:
+        """Hashes, then values; the manifest if all holds."""
+        entries = (
+            file_entries(self.package, found.stored, progress)
+            if files is None
+            else _given(files, found.stored)
+        )
+        self.findings.add(*hash_problems(self.package, entries, declared))
+        if self.findings.rejected:
+            return None
+        norms: Mapping[str, float] = {}
+        if values:
+            content = read_content(found.weights, found.pairs, found.scalings)
+            self.findings.add(*content.problems)
+            norms = content.norms
+        modules = tuple(_entry(pair, found.scalings[pair.module], norms) for pair in found.pairs)
+        return Manifest(self.base.pin, modules, tuple(f for f in entries if f.path != SIGNATURE_FILE))
+
+
+def _quota_problems(pairs: Sequence[Pair], limits: Limits) -> Iterable[Problem]:
+    """The cap that the header's names decide; the reader of the header has checked its own."""
+    if len(pairs) > limits.max_modules:
+        message = f"{len(pairs)} modules are adapted, at most {limits.max_modules} are served"
+        yield reject(Code.QUOTA_EXCEEDED, WEIGHTS_FILE, message)
+
+
+def _given(files: Iterable[FileEntry], stored: Sequence[str]) -> tuple[FileEntry, ...]:
+    """The stored files' entries, in their order. Raises Refused (HASH_MISMATCH) if one has none."""
+    known = {f.path: f for f in files}
+    for name in stored:
+        if name not in known:
+            raise Refused(
+                reject(Code.HASH_MISMATCH, shown(name), "is in the package, but has not been hashed")
+            )
+    return tuple(known[name] for name in stored)
+
+
+def _entry(pair: Pair, scale: Effective, norms: Mapping[str, float]) -> ModuleEntry:
+    # F32 holds every value of the two narrower ones.
+    dtype = pair.a.dtype if pair.a.dtype == pair.b.dtype else "F32"
+    return ModuleEntry(
+        name=pair.module,
+        rank=scale.rank,
+        alpha=scale.alpha,
+        scaling=scale.scaling,
+        dtype=dtype,
+        in_features=pair.a.shape[1],
+        out_features=pair.b.shape[0],
+        a=pair.a,
+        b=pair.b,
+        delta_norm=norms.get(pair.module),
+    )

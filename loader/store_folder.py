@@ -1,0 +1,203 @@
+"""How the verified store lies on disk, and how it is written so that a crash leaves nothing half done.
+
+    ROOT/<key>/package/…             the stored files, without model.sig
+    ROOT/<key>/evidence/<id>.dsse.json, <id>.sig    per adapter name: its statement and model.sig
+    ROOT/<key>/verified.json         the mark, written last: all bytes were hashed once, here
+    ROOT/.incoming-<key>/            the same while it arrives; swept at the next start
+    ROOT/.locks/<key>                one writer at a time, across threads and processes
+
+<key> is `VersionKey.path_digest()`, <id> the SHA-256 of the adapter's name: no name becomes a path (I6).
+Two adapters of a tenant may hold the same version; each has its own evidence.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapterd.loader.errors import Code, error
+from adapterd.loader.identity import sha256_hex
+from adapterd.loader.trust.admission import MAX_ENVELOPE_BYTES, AdmissionStatement
+from adapterd.loader.trust.oms import MAX_BUNDLE_BYTES
+from adapterd.loader.trust.strict_json import Fields, Malformed, parse
+
+MARK_SCHEMA = "adapterd.verified/1"
+INCOMING_PREFIX = ".incoming-"
+_LOCKS = ".locks"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_MAX_MARK_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a source handed out about a version: bytes, not yet believed."""
+
+    statement: bytes
+    signature: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version's folder, final or incoming."""
+
+    path: Path
+
+    @property
+    def package(self) -> Path:
+        return self.path / "package"
+
+    @property
+    def mark_path(self) -> Path:
+        return self.path / "verified.json"
+
+    def is_marked_for(self, statement: AdmissionStatement) -> bool:
+        """Whether these very files were hashed here once. Anything unreadable counts as no mark."""
+        data = _read_small(self.mark_path, _MAX_MARK_BYTES)
+        if data is None:
+            return False
+        try:
+            mark = Fields(parse(data), "", need={"schema", "version_digest", "manifest_digest"})
+            mark.exactly("schema", MARK_SCHEMA)
+            facts = (mark.hex64("version_digest"), mark.hex64("manifest_digest"))
+        except Malformed:
+            return False
+        return facts == (statement.version_digest, statement.manifest_digest)
+
+    def mark(self, statement: AdmissionStatement) -> None:
+        """Say that the bytes in `package` are those of the statement. On disk when this returns."""
+        facts = {
+            "schema": MARK_SCHEMA,
+            "version_digest": statement.version_digest,
+            "manifest_digest": statement.manifest_digest,
+        }
+        _write_file(self.mark_path, json.dumps(facts).encode())
+
+    def read_evidence(self, adapter: str) -> Evidence | None:
+        """What is kept for this adapter name, or None."""
+        statement = _read_small(self._evidence(adapter, "dsse.json"), MAX_ENVELOPE_BYTES)
+        if statement is None:
+            return None
+        return Evidence(statement, _read_small(self._evidence(adapter, "sig"), MAX_BUNDLE_BYTES))
+
+    def write_evidence(self, adapter: str, evidence: Evidence) -> None:
+        (self.path / "evidence").mkdir(mode=0o700, exist_ok=True)
+        signature = self._evidence(adapter, "sig")
+        if evidence.signature is None:
+            signature.unlink(missing_ok=True)
+        else:
+            _write_file(signature, evidence.signature)
+        _write_file(self._evidence(adapter, "dsse.json"), evidence.statement)
+
+    def _evidence(self, adapter: str, ending: str) -> Path:
+        return self.path / "evidence" / f"{sha256_hex(adapter.encode())}.{ending}"
+
+
+class StoreFolder:
+    """The root of a store. Building it raises Unavailable; its methods raise OSError, see `narrowed`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with narrowed(root):
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (root / _LOCKS).mkdir(exist_ok=True, mode=0o700)
+            self._sweep()
+
+    def entry(self, key: str) -> Entry:
+        return Entry(self.root / key)
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        """Wait for, then hold, the version's lock. The kernel drops it when the process dies."""
+        with (self.root / _LOCKS / key).open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def incoming(self, key: str) -> Iterator[Entry]:
+        """An empty entry to fill and `keep`; removed if that does not come about. Needs the lock."""
+        entry = Entry(self.root / f"{INCOMING_PREFIX}{key}")
+        _remove(entry.path)
+        try:
+            entry.package.mkdir(parents=True, mode=0o700)
+            yield entry
+        finally:
+            _remove(entry.path)
+
+    def keep(self, incoming: Entry, key: str) -> Entry:
+        """Put a filled entry in place of whatever is there. Needs the lock."""
+        kept = self.entry(key)
+        for folder in (incoming.package, incoming.path / "evidence", incoming.path):
+            fsync_folder(folder)
+        _remove(kept.path)
+        incoming.path.rename(kept.path)
+        fsync_folder(self.root)
+        return kept
+
+    def discard(self, key: str) -> None:
+        """Remove a version; the mark goes first, so that a crash in between leaves an unmarked one."""
+        self.entry(key).mark_path.unlink(missing_ok=True)
+        _remove(self.entry(key).path)
+
+    def _sweep(self) -> None:
+        """Remove what a crash left behind, but nothing that another process is filling right now."""
+        for left in self.root.glob(f"{INCOMING_PREFIX}*"):
+            key = left.name.removeprefix(INCOMING_PREFIX)
+            with (self.root / _LOCKS / key).open("wb") as file, suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(left)
+
+
+@contextmanager
+def narrowed(path: Path) -> Iterator[None]:
+    """The disk's errors, as ours. EFBIG is what a file-size limit says."""
+    try:
+        yield
+    except OSError as e:
+        where = str(e.filename or path)
+        if e.errno in _FULL:
+            raise error(
+                Code.STORAGE_FULL, where, f"there is no room for the version: {e.strerror}",
+                "Make room or choose another folder for the store; nothing half-written was left.",
+            ) from e  # fmt: skip
+        raise error(Code.STORAGE_UNAVAILABLE, where, f"the store cannot be used: {e.strerror or e}") from e
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_file(target: Path, data: bytes) -> None:
+    """The whole file or the old one, durable; the caller holds the lock, so one temporary name will do."""
+    temporary = target.with_name(f".{target.name}.new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    fsync_folder(target.parent)
+
+
+def _read_small(path: Path, most: int) -> bytes | None:
+    """At most `most` bytes and one more, so that whoever parses them sees that they are too many."""
+    try:
+        with path.open("rb") as file:
+            return file.read(most + 1)
+    except FileNotFoundError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)

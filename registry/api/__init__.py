@@ -1,0 +1,1 @@
+"""The REST surface: one file of routes per domain, and what they share."""

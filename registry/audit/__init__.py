@@ -1,0 +1,1 @@
+"""The audit log: an append-only hash chain a tenant."""

@@ -1,0 +1,1 @@
+"""Base models and their module tables; they belong to the operator."""

@@ -1,0 +1,1 @@
+"""Stored files, addressed by tenant and content."""

@@ -1,0 +1,1 @@
+"""Publisher keys of a tenant."""

@@ -1,0 +1,120 @@
+"""Making tenants and keeping their policies."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from adapterd.loader.errors import Code, error
+from adapterd.loader.identity import check_name
+from adapterd.loader.limits import Limits
+from adapterd.registry.audit.service import AuditLog
+from adapterd.registry.database import Clock, Database
+from adapterd.registry.errors import missing
+from adapterd.registry.tenants.interfaces import ALLOWABLE, TenantInfo, TenantPolicy
+from adapterd.registry.tenants.models import TenantRow
+
+
+class TenantService:
+    """Tenants. Callers have checked that the actor may do what they ask for."""
+
+    def __init__(self, db: Database, audit: AuditLog, clock: Clock) -> None:
+        self._db = db
+        self._audit = audit
+        self._clock = clock
+
+    def create(self, name: str, *, actor: str) -> TenantInfo:
+        """A new tenant with the default policy: signatures required, nothing allowed.
+
+        Raises:
+            Failed: REF_INVALID for a name outside the grammar.
+            Conflict: ALREADY_EXISTS.
+        """
+        check_name("tenant", name)
+        policy = TenantPolicy()
+        with self._db.write() as session:
+            if session.get(TenantRow, name) is not None:
+                raise error(Code.ALREADY_EXISTS, name, "there is a tenant of this name")
+            row = TenantRow(
+                name=name,
+                created_at=self._clock(),
+                require_signature=policy.require_signature,
+                allow=[],
+                limits={},
+            )
+            session.add(row)
+            session.flush()
+            self._audit.append(session, tenant=name, actor=actor, action="tenant.create", target=name)
+            return TenantInfo(row.name, row.created_at)
+
+    def get(self, name: str) -> TenantInfo:
+        """Raises NotFound."""
+        with self._db.read() as session:
+            row = session.get(TenantRow, name)
+            if row is None:
+                raise missing(name)
+            return TenantInfo(row.name, row.created_at)
+
+    def list(self, *, after: str = "", limit: int = 100) -> tuple[TenantInfo, ...]:
+        """At most `limit` tenants whose names follow `after`, by name."""
+        query = select(TenantRow).where(TenantRow.name > after).order_by(TenantRow.name).limit(limit)
+        with self._db.read() as session:
+            return tuple(TenantInfo(row.name, row.created_at) for row in session.scalars(query))
+
+    def policy(self, name: str) -> TenantPolicy:
+        """Raises NotFound."""
+        with self._db.read() as session:
+            row = session.get(TenantRow, name)
+            if row is None:
+                raise missing(name)
+            return _policy(row)
+
+    def set_policy(self, name: str, policy: TenantPolicy, *, actor: str) -> TenantPolicy:
+        """Replace the policy; it binds uploads that are finalized afterwards.
+
+        Raises:
+            Failed: SETTINGS_INVALID when it allows a code outside `ALLOWABLE`.
+            NotFound: no such tenant.
+        """
+        forbidden = sorted(policy.allow - ALLOWABLE)
+        if forbidden:
+            raise error(
+                Code.SETTINGS_INVALID, "allow", f"{forbidden[0]} cannot be allowed",
+                f"Allowable: {', '.join(sorted(ALLOWABLE))}.",
+            )  # fmt: skip
+        with self._db.write() as session:
+            row = self.lock(session, name)
+            row.require_signature = policy.require_signature
+            row.allow = sorted(code.value for code in policy.allow)
+            row.limits = _overrides(policy.limits)
+            detail = {**policy.as_json(), "policy_id": policy.policy_id}
+            self._audit.append(
+                session, tenant=name, actor=actor, action="tenant.policy", target=name, detail=detail
+            )
+        return policy
+
+    def lock(self, session: Session, name: str) -> TenantRow:
+        """Hold the tenant until the transaction ends, so that its writers come one by one.
+
+        What is read after this cannot change before the commit: "largest number plus one" is safe.
+        Always the first lock of a transaction (the audit log's comes last), so nobody waits in a circle.
+
+        Raises:
+            NotFound: no such tenant.
+        """
+        row = session.scalar(select(TenantRow).where(TenantRow.name == name).with_for_update())
+        if row is None:
+            raise missing(name)
+        return row
+
+
+def _policy(row: TenantRow) -> TenantPolicy:
+    return TenantPolicy(
+        row.require_signature, frozenset(Code(c) for c in row.allow), Limits.from_json(row.limits)
+    )
+
+
+def _overrides(limits: Limits) -> dict[str, object]:
+    """Only what differs from the defaults is stored, so that a policy follows a new default."""
+    default = Limits().as_json()
+    return {name: value for name, value in limits.as_json().items() if value != default[name]}

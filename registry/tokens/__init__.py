@@ -1,0 +1,1 @@
+"""Bearer tokens: who calls, and what the caller may do."""

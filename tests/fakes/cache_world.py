@@ -1,0 +1,125 @@
+"""A cache without threads: loader jobs, copies and kernels run when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from adapterd.gpu_cache import AdapterCache, CacheConfig, Lease, Resident, TenantBudget
+from adapterd.loader.errors import Code
+
+from .adapters import PAGE_BYTES, ManualPool, MemoryLoader, wrong_pages
+from .devices import DefectiveDevice, SimulatedDevice
+
+
+class World:
+    """A cache over a simulated device, a memory loader and a manual pool.
+
+    `violations` lists what kernels read that was not theirs: filled when they execute.
+    """
+
+    def __init__(
+        self,
+        *,
+        vram: int = 8,
+        host: int = 16,
+        seed: int = 0,
+        defect: Callable[[SimulatedDevice], DefectiveDevice] | None = None,
+        shuffle_jobs: bool = False,
+        **settings: object,
+    ) -> None:
+        self.loader = MemoryLoader()
+        self.pool = ManualPool(seed if shuffle_jobs else None)
+        self._simulated = SimulatedDevice(seed)
+        self.device = self._simulated if defect is None else defect(self._simulated)
+        config = CacheConfig(
+            vram_bytes=vram * PAGE_BYTES,
+            host_bytes=host * PAGE_BYTES,
+            page_bytes=PAGE_BYTES,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.cache = AdapterCache(
+            config, base=self.loader.base, loader=self.loader, pool=self.pool, device=self.device
+        )
+        self.violations: list[str] = []
+
+    def __enter__(self) -> Self:
+        self.cache.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.cache.__exit__(kind, e, tb)
+        self.device.drain()
+
+    def acquire(self, wish: str | Sequence[tuple[str, float]] | None, tenant: str = "") -> Lease:
+        """For the tenant that the first REF names, unless another is given."""
+        named = wish if isinstance(wish, str) else wish[0][0] if wish else "acme/"
+        return self.cache.acquire(wish, tenant=tenant or named.partition("/")[0])
+
+    def settle(self) -> None:
+        """Runs everything until nothing is left to do."""
+        busy = True
+        while busy:
+            busy = self.pool.run_one()
+            self.cache.pump()
+            while self.device.run(100):
+                busy = True
+        self.cache.pump()
+
+    def ready(self, wish: str | Sequence[tuple[str, float]], tenant: str = "") -> Lease:
+        lease = self.acquire(wish, tenant)
+        self.settle()
+        assert lease.ready, f"{lease!r}: {lease.problem}"
+        return lease
+
+    def failure(self, wish: str | Sequence[tuple[str, float]], tenant: str = "") -> Code:
+        lease = self.acquire(wish, tenant)
+        self.settle()
+        assert lease.problem is not None, f"{lease!r} did not fail"
+        return lease.problem.code
+
+    def step(self, *leases: Lease) -> None:
+        """One step that reads all pages of the leases; the kernel only executes when the device runs."""
+        with self.cache.begin_step(leases):
+            for lease in leases:
+                for resident, _ in lease.composition:
+                    self.launch_check(resident)
+
+    def launch_check(self, resident: Resident) -> None:
+        """Enqueues a kernel that reads all pages of `resident`."""
+        self.device.launch(self.device.compute, lambda: self._check(resident))
+
+    @property
+    def copied(self) -> int:
+        """Pages that were enqueued for copying."""
+        return self._simulated.copied_bytes // PAGE_BYTES
+
+    @property
+    def zeroed(self) -> int:
+        """Pages that were enqueued for scrubbing."""
+        return self._simulated.zeroed_bytes // PAGE_BYTES
+
+    @property
+    def vram_free(self) -> int:
+        """Pages."""
+        return self.cache.statistics().vram_free_bytes // PAGE_BYTES
+
+    @property
+    def host_free(self) -> int:
+        """Pages."""
+        return self.cache.statistics().host_free_bytes // PAGE_BYTES
+
+    def _check(self, resident: Resident) -> None:
+        for index in wrong_pages(self.cache.arena, resident):
+            self.violations.append(f"{resident.key.digest[:8]} page {index} (arena page {resident.pages[index]})")
+
+
+def pages(count: int) -> int:
+    """Bytes."""
+    return count * PAGE_BYTES
+
+
+def shares(**guaranteed: int) -> dict[str, TenantBudget]:
+    """Budgets that guarantee that many pages of VRAM."""
+    return {t: TenantBudget(guaranteed_vram_bytes=pages(n)) for t, n in guaranteed.items()}

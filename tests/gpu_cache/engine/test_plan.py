@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from adapterd.gpu_cache.engine.plan import build_plan, check_rows
+from adapterd.loader.errors import Code, Failed
+from fakes.static_cache import StaticCache
+from fakes.toy_models import LINEARS, toy_spec
+
+
+@pytest.fixture
+def cache() -> StaticCache:
+    return StaticCache(toy_spec())
+
+
+def test_segments_cover_the_rows_in_order_and_neighbours_merge(cache: StaticCache) -> None:
+    one, two = (cache.add({LINEARS[0]: 4}, seed=s) for s in (1, 2))
+    first, again, other = cache.lease(one), cache.lease(one), cache.lease(two)
+    plan = build_plan([(first, 2), (again, 3), (None, 1), (None, 4), (other, 1), (first, 1)])
+    assert [(s.start, s.rows, len(s.components)) for s in plan.segments] == [
+        (0, 5, 1), (5, 5, 0), (10, 1, 1), (11, 1, 1),
+    ]  # fmt: skip
+    assert plan.rows == 12
+    assert [r.slot for r in plan.residents()] == [one.resident.slot, two.resident.slot]
+
+
+def test_weights_and_generations_keep_segments_apart(cache: StaticCache) -> None:
+    one, two = (cache.add({LINEARS[0]: 4}, seed=s) for s in (1, 2))
+    whole, half, both = cache.lease(one), cache.lease((one, 0.5)), cache.lease(one, two)
+    cache.evict(one)
+    successor = cache.add({LINEARS[0]: 4}, seed=3)
+    assert successor.resident.slot == one.resident.slot
+    plan = build_plan([(whole, 1), (half, 1), (both, 1), (cache.lease(successor), 1)])
+    assert [s.rows for s in plan.segments] == [1, 1, 1, 1]
+
+
+def test_an_empty_composition_is_the_base(cache: StaticCache) -> None:
+    plan = build_plan([(cache.lease(), 2), (None, 3)])
+    assert [(s.rows, s.components) for s in plan.segments] == [(5, ())]
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.0, True, "3", None])
+def test_an_entry_needs_rows(rows: object) -> None:
+    with pytest.raises(Failed) as caught:
+        check_rows([(None, 1), (None, rows)])  # type: ignore[list-item]
+    assert caught.value.code is Code.REQUEST_INVALID
+    assert caught.value.problem.where == "step[1].rows"
+
+
+def test_a_step_needs_an_entry() -> None:
+    with pytest.raises(Failed) as caught:
+        check_rows([])
+    assert caught.value.code is Code.REQUEST_INVALID

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapterd.gpu_cache.fences import OPEN, Fence
+from adapterd.gpu_cache.pages import PagePool, runs
+from contracts.pages import Mark, PagePoolMachine
+
+TestPagePool = PagePoolMachine.TestCase
+TestPagePool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_the_odd_page_does_not_break_a_pair_while_another_is_broken() -> None:
+    pool = PagePool(8)
+    assert pool.take(3, "acme").pages == (0, 1, 2)  # type: ignore[union-attr]
+    assert pool.take(1, "acme").pages == (3,)  # type: ignore[union-attr]
+    assert pool.take(4, "acme").pages == (4, 5, 6, 7)  # type: ignore[union-attr]
+
+
+def test_pages_freed_longest_ago_come_first() -> None:
+    pool = PagePool(4)
+    first, second = pool.take(2, "acme"), pool.take(2, "acme")
+    assert first is not None
+    assert second is not None
+    pool.give_back(second.pages, OPEN)
+    pool.give_back(first.pages, OPEN)
+    again = pool.take(2, "acme")
+    assert again is not None
+    assert again.pages == second.pages
+
+
+def test_a_page_is_not_freed_twice() -> None:
+    pool = PagePool(4)
+    taken = pool.take(2, "acme")
+    assert taken is not None
+    pool.give_back(taken.pages, OPEN)
+    with pytest.raises(AssertionError, match="free already"):
+        pool.give_back(taken.pages, OPEN)
+
+
+def test_fences_merge_without_repeats() -> None:
+    a, b, c = Mark(), Mark(), Mark()
+    assert Fence.merged([Fence((a, b)), OPEN, Fence((b, c))]).events == (a, b, c)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
+def test_runs_copy_exactly_the_pairs_of_pages(pairs: list[tuple[int, int]]) -> None:
+    joined = runs([s for s, _ in pairs], [t for _, t in pairs])
+    assert [(s + i, t + i) for s, t, length in joined for i in range(length)] == pairs
+
+
+def test_neighbours_on_both_sides_are_one_run() -> None:
+    assert runs([4, 5, 6, 9], [0, 1, 2, 3]) == [(4, 0, 3), (9, 3, 1)]

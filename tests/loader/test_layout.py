@@ -1,0 +1,82 @@
+"""Layout: blocks cover every rank row once, lie inside a page, and never overlap."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterd.loader.errors import Code, Refused
+from adapterd.loader.identity import BasePin, FileEntry
+from adapterd.loader.layout import ALIGNMENT, ITEM_BYTES, Dtype, Layout, block_rows, plan_layout
+from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
+
+PIN = BasePin("b/m", "0" * 40, "1" * 64)
+
+
+def module(name: str, rank: int, n_in: int, n_out: int) -> ModuleEntry:
+    a = TensorEntry(f"{name}.lora_A.weight", "F32", (rank, n_in), 0, rank * n_in * 4)
+    b = TensorEntry(f"{name}.lora_B.weight", "F32", (n_out, rank), a.end, a.end + rank * n_out * 4)
+    return ModuleEntry(name, rank, float(rank), 1.0, "F32", n_in, n_out, a, b)
+
+
+def manifest(*modules: ModuleEntry) -> Manifest:
+    return Manifest(PIN, modules, (FileEntry("adapter_model.safetensors", "2" * 64, 1),))
+
+
+modules = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=8
+).map(lambda shapes: manifest(*(module(f"m{i:02}", *s) for i, s in enumerate(shapes))))
+dtypes: st.SearchStrategy[Dtype] = st.sampled_from(["F32", "F16", "BF16"])
+
+
+@given(modules, dtypes, st.sampled_from([1 << 15, 1 << 16, 1 << 20]))
+def test_every_rank_row_has_exactly_one_place(m: Manifest, dtype: Dtype, page_bytes: int) -> None:
+    layout = plan_layout(m, dtype, page_bytes)
+    item = ITEM_BYTES[dtype]
+    rows = sorted((b.module, b.matrix, b.row + i) for b in layout.blocks for i in range(b.rows))
+    assert rows == [(i, x, r) for i, e in enumerate(m.modules) for x in "ab" for r in range(e.rank)]
+    spans = sorted((b.page, b.offset, b.offset + b.rows * b.width * item) for b in layout.blocks)
+    for page, begin, end in spans:
+        assert 0 <= page < layout.n_pages and begin % ALIGNMENT == 0 and end <= page_bytes
+    for (page, _, end), (next_page, begin, _) in zip(spans, spans[1:], strict=False):
+        assert page != next_page or end <= begin
+    assert {b.page for b in layout.blocks} == set(range(layout.n_pages))
+
+
+@given(modules, dtypes)
+def test_blocks_are_the_most_rows_that_fit_half_a_page(m: Manifest, dtype: Dtype) -> None:
+    for entry in m.modules:
+        rows = block_rows(entry, dtype, 1 << 16)
+        row_bytes = max(entry.in_features, entry.out_features) * ITEM_BYTES[dtype]
+        assert rows == 1 or rows * row_bytes <= 1 << 15
+        assert rows == 16 or 2 * rows * row_bytes > 1 << 15
+
+
+def llama_8b(rank: int) -> Manifest:
+    shapes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096)]
+    return manifest(*(module(f"l{i:02}.{j}", rank, *s) for i in range(32) for j, s in enumerate(shapes)))
+
+
+@pytest.mark.parametrize("rank", [8, 16, 64])
+def test_overhead_of_a_llama_8b_adapter_is_at_most_five_per_cent(rank: int) -> None:
+    m = llama_8b(rank)
+    layout = plan_layout(m, "BF16")
+    own = sum(2 * e.rank * (e.in_features + e.out_features) for e in m.modules)
+    assert layout.nbytes <= 1.05 * own
+
+
+def test_a_rank_8_adapter_never_pays_for_rank_128() -> None:
+    small, large = plan_layout(llama_8b(8), "BF16"), plan_layout(llama_8b(128), "BF16")
+    assert small.nbytes * 15 < large.nbytes
+
+
+def test_a_row_wider_than_a_page_is_refused_by_name() -> None:
+    with pytest.raises(Refused) as refused:
+        plan_layout(manifest(module("wide", 1, 1 << 20, 8)), "F32")
+    assert (refused.value.code, refused.value.problem.where) == (Code.QUOTA_EXCEEDED, "wide")
+
+
+def test_the_same_manifest_gives_the_same_layout() -> None:
+    assert plan_layout(llama_8b(16), "BF16") == plan_layout(llama_8b(16), "BF16")
+    assert isinstance(plan_layout(llama_8b(16), "BF16"), Layout)

@@ -1,0 +1,73 @@
+"""Migrations make exactly the models' tables, on every database."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import inspect, text
+
+from adapterd.loader.errors import Code, Failed
+from adapterd.registry import schema
+from adapterd.registry.audit.models import AuditEntryRow
+from adapterd.registry.database import Database
+from adapterd.registry.services import Services
+
+OPERATORS = {"base_models", "tenants"}
+
+
+def test_no_drift(database: Database) -> None:
+    assert schema.drift(database) == []
+
+
+def test_drift_would_be_seen(own_database: Database) -> None:
+    with own_database.connection() as connection:
+        connection.execute(text("ALTER TABLE tenants ADD COLUMN surplus VARCHAR(3)"))
+    assert len(schema.drift(own_database)) == 1
+
+
+def test_upgrade_again_changes_nothing(database: Database) -> None:
+    schema.upgrade(database)
+    database.check_schema()
+
+
+def test_two_upgrades_at_once(empty_url: str) -> None:
+    databases = [Database(empty_url) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(schema.upgrade, db) for db in databases]:
+            done.result()
+    databases[0].check_schema()
+    for db in databases:
+        db.dispose()
+
+
+def test_another_revision_is_refused(own_database: Database) -> None:
+    with own_database.connection() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'tomorrow'"))
+    with pytest.raises(Failed) as caught:
+        own_database.check_schema()
+    assert caught.value.code is Code.SCHEMA_OUTDATED
+    assert "tomorrow" in caught.value.problem.message
+
+
+def test_down_and_up_again(own_database: Database) -> None:
+    schema.downgrade(own_database, "base")
+    with own_database.connection() as connection:
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    schema.upgrade(own_database)
+    assert schema.drift(own_database) == []
+
+
+def test_every_key_starts_with_the_tenant() -> None:
+    for table in schema.metadata().tables.values():
+        if table.name not in OPERATORS:
+            assert next(iter(table.primary_key)).name == "tenant", table.name
+
+
+@pytest.mark.parametrize("change", ["UPDATE audit_entries SET actor = 'me'", "DELETE FROM audit_entries"])
+def test_the_database_refuses_to_change_history(change: str, services: Services) -> None:
+    services.tenants.create("acme", actor="op")
+    with pytest.raises(Exception, match=r"append-only|same thing"), services.db.write() as session:
+        session.execute(text(change))
+    with services.db.read() as session:
+        assert [row.actor for row in session.query(AuditEntryRow)] == ["op"]
