@@ -2,7 +2,7 @@
 
 Both databases behave alike: a read session sees one snapshot, a write session is a transaction that
 commits as a whole when its block ends and vanishes when the block raises. On SQLite writers queue up at
-BEGIN IMMEDIATE; on PostgreSQL they take the row locks that the services ask for (`lock_tenant`).
+BEGIN IMMEDIATE; on PostgreSQL they take the row locks that the services ask for (`TenantService.lock`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Database:
             _take_over_transactions(self._engine)
         else:
             # SQLite's readers see one snapshot; this makes PostgreSQL's see one, too.
-            reading = {"isolation_level": "READ COMMITTED", "postgresql_readonly": True}
+            reading = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._writer = self._engine.execution_options(adapterd_write=True)
         self._read_sessions = sessionmaker(self._engine.execution_options(**reading), class_=_ReadSession)
         self._write_sessions = sessionmaker(self._writer, expire_on_commit=False)
