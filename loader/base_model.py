@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.formats.json_strict import JsonRules, parse_object
+from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import BasePin, canonical_json, check_revision, sha256_hex
 
 if TYPE_CHECKING:
@@ -263,8 +264,8 @@ def _modules(values: list[object]) -> Iterator[BaseModule]:
 def _fields(value: object, where: str, wanted: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(where, f"must be an object, not {type(value).__name__}")
-    for name in value.keys() - wanted.keys():
-        raise invalid(f"{where}.{str(name)[:40]}", "unknown field")
+    for name in sorted(map(str, value.keys() - wanted.keys())):
+        raise invalid(f"{where}.{shown(name, 40)}", "unknown field")
     for name, kind in wanted.items():
         if name not in value:
             raise invalid(f"{where}.{name}", "is missing")

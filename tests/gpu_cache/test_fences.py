@@ -26,7 +26,8 @@ def churn(seed: int, defect: Defect | None) -> list[str]:
                 world.cache.pump()
                 if lease.ready:
                     break
-                world.device.run(1)
+                world.step()  # a step of base rows: copies are issued behind it, while older kernels still run
+                world.device.run(2)
             assert lease.ready
             world.step(lease)
             lease.release()
