@@ -45,15 +45,8 @@ lint: $(READY)  ## ruff, mypy --strict, import-linter
 	@echo "==> import-linter"
 	@$(BIN)/lint-imports
 
-$(CORPUS)/good/index.json: tests/corpus/make_good.py | $(READY)
-	@echo "==> making real adapters with PEFT (about a minute, once)"
-	@$(BIN)/python tests/corpus/make_good.py --out $(CORPUS)
-
-$(CORPUS)/bad/index.json: tests/corpus/make_bad.py | $(READY)
-	@$(BIN)/python tests/corpus/make_bad.py --out $(CORPUS)
-
-corpus: $(READY) $(CORPUS)/good/index.json $(CORPUS)/bad/index.json  ## every corpus adapter through the whole path, every bad one refused
-	@$(BIN)/python tests/corpus/run_corpus.py --corpus $(CORPUS)
+corpus: $(READY)  ## every corpus adapter through the whole path, every bad one refused
+	@PYTHONPATH=tests $(BIN)/python -m corpus.run_corpus --corpus $(CORPUS)
 
 format: $(READY)  ## rewrite the sources as `make lint` wants them
 	@$(BIN)/ruff check --fix .

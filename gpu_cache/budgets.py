@@ -5,7 +5,9 @@ not evict below it, and others may not take free pages that are needed to fill i
 
     free pages ≥ Σ over tenants of max(0, guaranteed − used)
 
-which holds at the start (the guarantees fit into the memory) and is kept by `may_take` and `may_lose`.
+which holds at the start (the guarantees fit into the memory) and is kept by `may_take` and `above_share`.
+An adapter goes as a whole. One that lies across the edge of its tenant's share may go if nothing else can:
+else the pages beyond the share would be guaranteed, too, and `ceiling` could not be reached by others.
 """
 
 from __future__ import annotations
@@ -94,9 +96,13 @@ class Budget:
         owed = sum(max(0, share - used[name]) for name, share in self._guaranteed.items() if name != tenant)
         return self.within_maximum(tenant, pages, used) and self.total - used.total() - pages >= owed
 
-    def may_lose(self, victim: str, taker: str, pages: int, used: Usage) -> bool:
-        """Whether the victim may lose `pages` for the sake of `taker`, were `used` the present state."""
+    def spares_share(self, victim: str, taker: str, pages: int, used: Usage) -> bool:
+        """Whether the victim keeps its share when it loses `pages` to `taker`, were `used` the present state."""
         return victim == taker or used[victim] - pages >= self.guaranteed(victim)
+
+    def above_share(self, victim: str, used: Usage) -> bool:
+        """Whether the victim holds more than its share. Only then may anything at all be taken from it."""
+        return used[victim] > self.guaranteed(victim)
 
     def take(self, tenant: str, pages: int) -> None:
         self.used[tenant] += pages

@@ -55,8 +55,10 @@ def plan_evictions(
     victims: list[Candidate] = []
     waiting = policy.order(candidates)
     while not (budget.may_take(tenant, pages, used) and room(victims)):
-        own_only = not budget.within_maximum(tenant, pages, used)
-        chosen = next((c for c in waiting if _may_go(c, tenant, own_only, budget, used)), None)
+        able = waiting
+        if not budget.within_maximum(tenant, pages, used):
+            able = [c for c in waiting if c.key.tenant == tenant]
+        chosen = _next_victim(able, tenant, budget, used)
         if chosen is None:
             return None
         waiting.remove(chosen)
@@ -65,8 +67,11 @@ def plan_evictions(
     return victims
 
 
-def _may_go(candidate: Candidate, taker: str, own_only: bool, budget: Budget, used: Usage) -> bool:
-    owner = candidate.key.tenant
-    if own_only and owner != taker:
-        return False
-    return budget.may_lose(owner, taker, candidate.pages, used)
+def _next_victim(
+    candidates: Sequence[Candidate], taker: str, budget: Budget, used: Usage
+) -> Candidate | None:
+    """The first that leaves its tenant's share whole; failing that, the first of a tenant above its share."""
+    for c in candidates:
+        if budget.spares_share(c.key.tenant, taker, c.pages, used):
+            return c
+    return next((c for c in candidates if budget.above_share(c.key.tenant, used)), None)

@@ -76,7 +76,7 @@ class Stager:
         self._lock, self._loader, self._pool = lock, loader, pool
         self._host, self._vram, self._copies = host, vram, copies
         self.entries: dict[VersionKey, Entry] = {}
-        self._waiting: dict[int, LeaseRecord] = {}  # resolved, without a claim on pages; by age
+        self._waiting: dict[int, LeaseRecord] = {}  # resolved, without a claim on pages
         self._tick = 0
         self.found: Counter[Place] = Counter()  # where acquires found what they wanted
 
@@ -108,8 +108,9 @@ class Stager:
     def advance(self) -> None:
         """Something came free, or came in: let every waiting lease try, oldest first."""
         blocked: Blocked = set()
-        for record in list(self._waiting.values()):
-            if record.state is LeaseState.WAITING:
+        for seq in sorted(self._waiting):  # they were resolved in any order
+            record = self._waiting.get(seq)
+            if record is not None:
                 self._try(record, blocked)
         self._lock.notify_all()
 

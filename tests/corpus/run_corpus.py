@@ -30,7 +30,14 @@ def verdicts(corpus: Corpus) -> Iterator[Outcome]:
         yield judge_bad(corpus, case)
 
 
-STAGES: dict[str, Callable[[Corpus], Iterable[Outcome]]] = {"verdicts": verdicts}
+def whole_path(corpus: Corpus) -> Iterable[Outcome]:
+    """Stage 2: every good case over HTTP to the forward pass (torch is imported here)."""
+    from corpus.whole_path import whole_path as run_it
+
+    return run_it(corpus)
+
+
+STAGES: dict[str, Callable[[Corpus], Iterable[Outcome]]] = {"verdicts": verdicts, "whole-path": whole_path}
 
 
 def make_corpus(root: Path) -> None:

@@ -7,16 +7,18 @@ compared with what PEFT computed (expected.json, expected.safetensors).
 
 from __future__ import annotations
 
-import json
+import hashlib
+import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from make_good import DTYPES, base_revision, build_base, fixed_x, run_model
+from corpus.make_good import DTYPES, base_revision, build_base, fixed_x, run_model
+from corpus.verdicts import Case, Corpus, Outcome
 from safetensors.torch import load_file
 
 from adapterd.cli.client import RegistryClient
@@ -34,6 +36,7 @@ from adapterd.loader.trust import oms
 from adapterd.loader.trust.keys import PrivateKey, PublicKey, generate_publisher_key
 from adapterd.loader.trust.policy import TrustStore
 
+STAGE = "whole path"
 TENANT = "corpus"
 WAIT_SECONDS = 60.0
 SCALE_TOLERANCE = 1e-9
@@ -41,34 +44,12 @@ MODULE_TOLERANCE = {"F32": 1e-4, "BF16": 3e-2}
 """Absolute and relative; the generator holds PEFT itself to the same."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One folder of build/corpus/good."""
-
-    folder: Path
-    expected: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
-    def accepted(self) -> bool:
-        return str(self.expected["verdict"]).startswith("accept")
-
-    @property
-    def package(self) -> Path:
-        return self.folder / str(self.expected["adapter_path"])
-
-
 @dataclass
-class Outcome:
-    """What came of one case: what it was compared on, and what fell short."""
+class Findings:
+    """What one case was compared on, and what fell short."""
 
-    name: str
-    verdict: str
-    logits_error: float | None = None
-    module_error: float | None = None
+    logits_error: float = math.nan
+    module_error: float = math.nan
     faults: list[str] = field(default_factory=list)
 
 
@@ -82,25 +63,14 @@ class World:
     key: PrivateKey
     trust: TrustStore
     bases: Mapping[str, BaseSpec]
+    references: Path
 
 
-def load_cases(corpus: Path) -> list[Case]:
-    return [
-        Case(p.parent, json.loads(p.read_text())) for p in sorted((corpus / "good").glob("*/expected.json"))
-    ]
-
-
-def run_whole_path(corpus: Path, told: Callable[[str], None]) -> list[Outcome]:
-    """All cases, one model a base; `told` hears one line a case."""
-    outcomes = []
-    with _world(corpus) as world:
-        for base in sorted(world.bases):
-            cases = [c for c in load_cases(corpus) if c.expected["base"] == base]
-            for case in cases:
-                outcome = _accepted(world, case) if case.accepted else _refused(world, case)
-                outcomes.append(outcome)
-                told(f"{outcome.name}: {'; '.join(outcome.faults) or 'ok'}")
-    return outcomes
+def whole_path(corpus: Corpus) -> Iterator[Outcome]:
+    """Stage 2 of `make corpus`, one case after the other."""
+    with _world(corpus.root) as world:
+        for case in corpus.good():
+            yield _accepted(world, case) if case.accepted else _refused(world, case)
 
 
 @contextmanager
@@ -130,14 +100,14 @@ def _open_tenant(operator: RegistryClient, url: str, corpus: Path) -> World:
     trust.add_publisher_key(TENANT, key.public)
     for entry in client.admission_keys():
         trust.add_admission_key(PublicKey.from_pem(entry["public_key_pem"]))
-    return World(client, url, token["token"], key, trust, bases)
+    return World(client, url, token["token"], key, trust, bases, corpus / "good")
 
 
 def _publish(world: World, case: Case) -> str:
     """Sign and upload a package without any check of ours first, so that the verdict is the server's. Its REF."""
-    base = world.bases[str(case.expected["base"])]
+    base = world.bases[case.base]
     name = case.name.replace("_", "-")
-    with DirectoryPackage.open_dir(case.package, DEFAULT_LIMITS) as package:
+    with DirectoryPackage.open_dir(case.path, DEFAULT_LIMITS) as package:
         files = {e.path: e for e in file_entries(package)}
         content = {path: package.open(path).read_at(0, entry.size) for path, entry in files.items()}
     signature = oms.sign(files.values(), world.key, name=name)
@@ -162,42 +132,36 @@ def _publish(world: World, case: Case) -> str:
 
 
 def _sha256(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()
 
 
 def _refused(world: World, case: Case) -> Outcome:
-    outcome = Outcome(case.name, str(case.expected["verdict"]))
-    wanted = outcome.verdict.removeprefix("reject:")
+    wanted = str(case.expected["verdict"]).removeprefix("reject:")
     try:
         _publish(world, case)
     except AdapterdError as refusal:
-        codes = {p.code.value for p in refusal.problems}
-        if wanted not in codes:
-            outcome.faults.append(f"refused with {sorted(codes)}, not {wanted}")
-        return outcome
-    outcome.faults.append(f"admitted, wanted {wanted}")
-    return outcome
+        codes = sorted({p.code.value for p in refusal.problems})
+        return Outcome(STAGE, case.name, wanted in codes, wanted, ", ".join(codes))
+    return Outcome(STAGE, case.name, False, wanted, "admitted")
 
 
 def _accepted(world: World, case: Case) -> Outcome:
-    outcome = Outcome(case.name, str(case.expected["verdict"]))
+    findings = Findings()
     try:
-        ref = _publish(world, case)
-        _serve(world, case, ref, outcome)
+        _serve(world, case, _publish(world, case), findings)
     except AdapterdError as refusal:
-        outcome.faults.append(str(refusal))
-    return outcome
+        findings.faults.append(str(refusal))
+    errors = f"modules {findings.module_error:.1e}, logits {findings.logits_error:.1e}"
+    return Outcome(STAGE, case.name, not findings.faults, "equal to PEFT", "; ".join(findings.faults) or errors)
 
 
-def _serve(world: World, case: Case, ref: str, outcome: Outcome) -> None:
+def _serve(world: World, case: Case, ref: str, findings: Findings) -> None:
     base_dtype = str(case.expected["base_dtype"])
-    model = build_base(case.expected["base"]).to(DTYPES[base_dtype])
-    spec = world.bases[str(case.expected["base"])]
+    model = build_base(case.base).to(DTYPES[base_dtype])
+    spec = world.bases[case.base]
     live = BaseSpec.from_module(model, id=spec.id, revision=spec.revision)
     if live.table_digest != spec.table_digest:
-        outcome.faults.append("the live model's table differs from the directory's")
+        findings.faults.append("the live model's table differs from the directory's")
     targets = [m["module"] for m in case.expected["modules"]]
     config = CacheConfig(vram_bytes=16 << 20, host_bytes=16 << 20, dtype="F32")
     with (
@@ -206,26 +170,26 @@ def _serve(world: World, case: Case, ref: str, outcome: Outcome) -> None:
         cache.acquire(ref, tenant=TENANT) as lease,
     ):
         lease.wait(WAIT_SECONDS)
-        _compare_scaling(case, lease, outcome)
+        _compare_scaling(case, lease, findings)
         with LoRAEngine(model, cache, targets=targets) as engine:
-            tensors = load_file(case.folder / "expected.safetensors")
-            _compare_modules(case, model, engine, lease, tensors, outcome)
-            _compare_logits(case, model, engine, lease, tensors, outcome)
+            tensors = load_file(world.references / case.name / "expected.safetensors")
+            _compare_modules(case, model, engine, lease, tensors, findings)
+            _compare_logits(case, model, engine, lease, tensors, findings)
 
 
-def _compare_scaling(case: Case, lease: Any, outcome: Outcome) -> None:
+def _compare_scaling(case: Case, lease: Any, findings: Findings) -> None:
     ((resident, _),) = lease.composition
     found = {m.name: m.scaling for m in resident.manifest.modules}
     wanted = {m["module"]: m["scale"] for m in case.expected["modules"]}
     if found.keys() != wanted.keys():
-        outcome.faults.append(f"modules differ: {sorted(found.keys() ^ wanted.keys())[:3]}")
+        findings.faults.append(f"modules differ: {sorted(found.keys() ^ wanted.keys())[:3]}")
     for name in found.keys() & wanted.keys():
         if abs(found[name] - wanted[name]) > SCALE_TOLERANCE:
-            outcome.faults.append(f"{name}: scaling {found[name]}, PEFT has {wanted[name]}")
+            findings.faults.append(f"{name}: scaling {found[name]}, PEFT has {wanted[name]}")
 
 
 def _compare_modules(
-    case: Case, model: torch.nn.Module, engine: Any, lease: Any, tensors: Mapping[str, torch.Tensor], outcome: Outcome
+    case: Case, model: torch.nn.Module, engine: Any, lease: Any, tensors: Mapping[str, torch.Tensor], findings: Findings
 ) -> None:
     tolerance = MODULE_TOLERANCE[str(case.expected["base_dtype"])]
     worst = 0.0
@@ -239,20 +203,20 @@ def _compare_modules(
         wanted_ro = tensors[module["reference_tensor"]]
         worst = max(worst, float((delta_ro - wanted_ro).abs().max()))
         if not torch.allclose(delta_ro, wanted_ro, atol=tolerance, rtol=tolerance):
-            outcome.faults.append(f"{module['module']}: output differs by {float((delta_ro - wanted_ro).abs().max()):.2e}")
-    outcome.module_error = worst
+            findings.faults.append(f"{module['module']}: output differs by {float((delta_ro - wanted_ro).abs().max()):.2e}")
+    findings.module_error = worst
 
 
 def _compare_logits(
-    case: Case, model: torch.nn.Module, engine: Any, lease: Any, tensors: Mapping[str, torch.Tensor], outcome: Outcome
+    case: Case, model: torch.nn.Module, engine: Any, lease: Any, tensors: Mapping[str, torch.Tensor], findings: Findings
 ) -> None:
     rows = tensors["input_ids"].numel()
     if not torch.equal(run_model(model), tensors["logits.base"]):
         gap = float((run_model(model) - tensors["logits.base"]).abs().max())
         if gap > case.expected["logits"]["tolerance"]:
-            outcome.faults.append(f"the base's own logits differ by {gap:.2e}")
+            findings.faults.append(f"the base's own logits differ by {gap:.2e}")
     with engine.step([(lease, rows)]):
         logits = run_model(model)
-    outcome.logits_error = float((logits - tensors["logits.adapter"]).abs().max())
-    if outcome.logits_error > case.expected["logits"]["tolerance"]:
-        outcome.faults.append(f"logits differ by {outcome.logits_error:.2e}")
+    findings.logits_error = float((logits - tensors["logits.adapter"]).abs().max())
+    if findings.logits_error > case.expected["logits"]["tolerance"]:
+        findings.faults.append(f"logits differ by {findings.logits_error:.2e}")

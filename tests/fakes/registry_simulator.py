@@ -59,6 +59,7 @@ class Faults:
         break_after: break each file body off after so many bytes, with a connection error.
         cut_at: end each file body after so many bytes without an error.
         endless: go on sending zeros after the file.
+        glued: these bytes hang on the last block of the file.
         ignore_range: answer 200 and the whole file to a Range request.
     """
 
@@ -67,6 +68,7 @@ class Faults:
     break_after: int | None = None
     cut_at: int | None = None
     endless: bool = False
+    glued: bytes = b""
     ignore_range: bool = False
 
 
@@ -227,6 +229,7 @@ class RegistrySimulator:
         end = min([*ends, len(data)])
         for offset in range(0, end, BLOCK):
             part = data[offset : min(offset + BLOCK, end)]
+            part += faults.glued if offset + BLOCK >= end else b""
             self.sent += len(part)
             yield part
         if faults.break_after is not None and end < len(data):

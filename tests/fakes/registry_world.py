@@ -21,6 +21,7 @@ from adapterd.registry.tokens.interfaces import Scope
 from fakes.packages import tiny_llama_spec, write_package
 
 ALL_SCOPES = [scope.value for scope in Scope if scope is not Scope.OPERATOR]
+TOKEN_SECRET = bytes(range(32))  # that of the `services` fixture
 CONFIG, WEIGHTS, SIGNATURE = "adapter_config.json", "adapter_model.safetensors", "model.sig"
 
 

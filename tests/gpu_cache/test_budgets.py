@@ -65,6 +65,16 @@ def test_a_guaranteed_share_cannot_be_evicted_by_others() -> None:
     assert plan(b, "blue", 4, first, second) == ["first", "second"]
 
 
+def test_an_adapter_across_the_edge_of_a_share_goes_last() -> None:
+    b = budget(8, blue=TenantBudget(guaranteed_vram_bytes=40))
+    b.take("blue", 6)
+    large, small = candidate("blue", "large", 5, 1), candidate("blue", "small", 1, 2)
+    assert plan(b, "acme", 3, large, small) == ["small"]
+    assert plan(b, "acme", 4, large, small) == ["small", "large"]
+    b.give_back("blue", 2)
+    assert plan(b, "acme", 5, candidate("blue", "share", 4, 1)) is None
+
+
 def test_free_pages_that_a_guarantee_needs_are_not_taken() -> None:
     b = budget(8, blue=TenantBudget(guaranteed_vram_bytes=40))
     assert plan(b, "acme", 4) == []

@@ -178,6 +178,12 @@ def test_a_flipped_byte(world: World, name: str, position: int) -> None:
     assert left(world.root) == []
 
 
+def test_nothing_more_is_fetched_after_the_first_bad_file(world: World) -> None:
+    world.registry.flip_byte(current(world), "README.md", 0)
+    refusal(world.ensure)
+    assert world.fetched() == ["README.md"]
+
+
 def test_nothing_is_parsed_before_its_digest_holds(world: World) -> None:
     """A tensor file that no parser would take is refused for its digest, not for its form."""
     version = current(world)
@@ -444,6 +450,12 @@ def test_an_endless_body_is_cut_off_at_the_admitted_size(world: World) -> None:
     for name, data in current(world).files.items():
         assert (stored.directory / name).read_bytes() == data
     assert world.registry.sent < current(world).statement.total_bytes + 4 * 8192
+
+
+def test_bytes_glued_to_the_end_are_not_written(world: World) -> None:
+    world.registry.faults.glued = b"\x80\x04 surplus"
+    stored = world.ensure()
+    assert {p.name: p.read_bytes() for p in stored.directory.iterdir()} == current(world).files
 
 
 def test_no_server_leaves_nothing(world: World) -> None:

@@ -24,9 +24,7 @@ from adapterd.registry.services import Services, build_services
 from adapterd.registry.uploads.staging import StagingArea
 from fakes.clock import FakeClock
 from fakes.postgres import PostgresServer
-from fakes.registry_world import Package, Seed, World, make_package, seed_registry
-
-TOKEN_SECRET = bytes(range(32))  # that of the `services` fixture
+from fakes.registry_world import TOKEN_SECRET, Package, Seed, World, make_package, seed_registry
 
 
 @pytest.fixture

@@ -4,24 +4,81 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from adapterd.loader.trust.keys import PrivateKey
+from adapterd.registry.api.observe import Observer
+from adapterd.registry.app import build_context
+from adapterd.registry.blobs.local import LocalBlobs
+from adapterd.registry.database import Database
+from adapterd.registry.services import build_services
+from adapterd.registry.uploads.staging import StagingArea
 from fakes.clock import FakeClock
-from fakes.registry_world import CONFIG, WEIGHTS, Package, World
+from fakes.packages import tiny_llama_spec
+from fakes.registry_world import CONFIG, TOKEN_SECRET, WEIGHTS, Package, Seed, World
 
 
-@pytest.fixture
-def finance(world: World, package: Package) -> list[dict[str, Any]]:
-    """Two versions of acme/finance, `prod` on the first."""
-    return [
+@dataclass(frozen=True)
+class Published:
+    """A registry with two versions of acme/finance, `prod` on the first: made once, copied for each test."""
+
+    database: Path
+    blobs: Path
+    seed: Seed
+    versions: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def published(
+    seeded: tuple[Path, Seed],
+    package: Package,
+    admission_key: PrivateKey,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Published:
+    home = tmp_path_factory.mktemp("published")
+    shutil.copyfile(seeded[0], home / "registry.sqlite3")
+    db, clock = Database(f"sqlite:///{home / 'registry.sqlite3'}"), FakeClock()
+    context = build_context(
+        build_services(db, TOKEN_SECRET, clock), blobs=LocalBlobs(home / "blobs"),
+        staging=StagingArea(home / "uploads"), key=admission_key, observer=Observer(io.StringIO()), clock=clock,
+        upload_lifetime=timedelta(hours=1),
+    )  # fmt: skip
+    world = World(context, seeded[1])
+    versions = [
         world.acme.publish(package, alias="prod"),
         world.acme.publish(package.changed({"README.md": b"second"})),
     ]
+    world.close()
+    db.dispose()
+    return Published(home / "registry.sqlite3", home / "blobs", seeded[1], versions)
+
+
+@pytest.fixture
+def finance(published: Published) -> list[dict[str, Any]]:
+    """The two versions. A test that takes this starts with them."""
+    return published.versions
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    path = tmp_path / "registry.sqlite3"
+    if "finance" in request.fixturenames:
+        made: Published = request.getfixturevalue("published")
+        shutil.copytree(made.blobs, tmp_path / "blobs")
+        shutil.copyfile(made.database, path)
+    else:
+        shutil.copyfile(request.getfixturevalue("seeded")[0], path)
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture
@@ -325,10 +382,6 @@ class TestWithdrawn:
 
 def test_a_digest_names_one_version_of_an_adapter(world: World, package: Package) -> None:
     """The same files for another base would make `name@digest` mean two things."""
-    from dataclasses import replace
-
-    from fakes.packages import tiny_llama_spec
-
     silent = package.changed(
         {CONFIG: package.files[CONFIG].replace(b'"revision": "' + b"7" * 40 + b'"', b'"revision": null')}
     )
