@@ -72,9 +72,7 @@ def tenant_policy(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow", help="Codes that uploaders may allow; replaces the list.", show_default=False
-        ),
+        typer.Option("--allow", help="Codes that uploaders may allow; replaces the list.", show_default=False),
     ] = None,
 ) -> Report:
     """Show a tenant's policy, or change what is given."""
@@ -128,9 +126,7 @@ def token_create(
 
 
 def token_list(
-    tenant: Annotated[
-        str | None, typer.Argument(metavar="[TENANT]", help="Default: whose token you use.")
-    ] = None,
+    tenant: Annotated[str | None, typer.Argument(metavar="[TENANT]", help="Default: whose token you use.")] = None,
 ) -> Report:
     """List tokens, without their secrets."""
     from adapterd.cli.connection import connect
@@ -191,16 +187,12 @@ def token_whoami() -> Report:
 
     with connect() as client:
         answer = client.whoami()
-    return Report(
-        {"caller": answer}, [str(answer.get("tenant") or "operator")], lambda: [facts(answer.items())]
-    )
+    return Report({"caller": answer}, [str(answer.get("tenant") or "operator")], lambda: [facts(answer.items())])
 
 
 def key_add(
     tenant: Tenant,
-    public_key: Annotated[
-        Path, typer.Argument(metavar="PUB", help="PEM file, as `adapterctl keygen` makes it.")
-    ],
+    public_key: Annotated[Path, typer.Argument(metavar="PUB", help="PEM file, as `adapterctl keygen` makes it.")],
     name: Annotated[
         str | None, typer.Option(help="What people call it. Default: the file's name.", show_default=False)
     ] = None,

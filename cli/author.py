@@ -30,26 +30,20 @@ if TYPE_CHECKING:
 
 Subject = Annotated[
     str,
-    typer.Argument(
-        metavar="DIR|REF", help="A folder with an adapter, or a REF (tenant/name[:alias][@sha256:…])."
-    ),
+    typer.Argument(metavar="DIR|REF", help="A folder with an adapter, or a REF (tenant/name[:alias][@sha256:…])."),
 ]
 Base = Annotated[str | None, typer.Option("--base", help=BASE_HELP, show_default=False)]
 BaseId = Annotated[
     str | None, typer.Option(help="The base's id, when --base is a model directory.", show_default=False)
 ]
-BaseRevision = Annotated[
-    str | None, typer.Option(help="Its revision: 40-hex commit or sha256:….", show_default=False)
-]
+BaseRevision = Annotated[str | None, typer.Option(help="Its revision: 40-hex commit or sha256:….", show_default=False)]
 Keys = Annotated[
     list[Path] | None,
     typer.Option("--key", help="Publisher's public key (PEM). Repeatable.", show_default=False),
 ]
 PolicyName = Annotated[
     str | None,
-    typer.Option(
-        "--policy", help="strict, warn or permissive: what a bad signature means.", show_default=False
-    ),
+    typer.Option("--policy", help="strict, warn or permissive: what a bad signature means.", show_default=False),
 ]
 LimitsFile = Annotated[Path | None, typer.Option("--limits", help="JSON file with caps.", show_default=False)]
 Allow = Annotated[
@@ -60,9 +54,7 @@ Declared = Annotated[
     list[str] | None,
     typer.Option("--sha256", help="NAME=HEX: a digest that must hold. Repeatable.", show_default=False),
 ]
-SigningKey = Annotated[
-    Path, typer.Option("--key", "-k", help="Private key (PEM), as `adapterctl keygen` makes it.")
-]
+SigningKey = Annotated[Path, typer.Option("--key", "-k", help="Private key (PEM), as `adapterctl keygen` makes it.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder with the adapter.")]
 
 PUBLIC_SUFFIX = ".pub"
@@ -92,9 +84,7 @@ def verify(
     wish = _wish(key, policy, limits, allow, sha256)
     choice = BaseChoice(base, base_id, base_revision)
     target = subject_of(subject)
-    answer = (
-        verify_folder(target, choice, wish) if isinstance(target, Path) else _verify_ref(target, choice, wish)
-    )
+    answer = verify_folder(target, choice, wish) if isinstance(target, Path) else _verify_ref(target, choice, wish)
     ids = [answer.manifest.version_digest] if answer.manifest else []
     return Report(answer.as_json(), ids, lambda: _verdict_view(answer), answer.problems, answer.status)
 
@@ -110,9 +100,7 @@ def inspect(
     """Show what an adapter holds: modules, ranks, scaling, dtype, bytes and norms."""
     target = subject_of(subject)
     if isinstance(target, Path):
-        answer = verify_folder(
-            target, BaseChoice(base, base_id, base_revision), _wish(None, None, limits, None, None)
-        )
+        answer = verify_folder(target, BaseChoice(base, base_id, base_revision), _wish(None, None, limits, None, None))
         body = {k: v for k, v in answer.as_json().items() if k != "signature"}
         manifest, problems, status = answer.manifest, answer.problems, answer.status
     else:
@@ -192,9 +180,7 @@ def _policy(name: str | None) -> Policy | None:
     try:
         return Policy(name)
     except ValueError:
-        raise typer.BadParameter(
-            f"{name!r} is none of strict, warn, permissive", param_hint="--policy"
-        ) from None
+        raise typer.BadParameter(f"{name!r} is none of strict, warn, permissive", param_hint="--policy") from None
 
 
 def verify_folder(path: Path, choice: BaseChoice, wish: Wish) -> Verification:

@@ -14,15 +14,11 @@ from adapterd.cli.output import Report, facts, rows, table
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
 
-ModelFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Model directory: config.json and safetensors files.")
-]
+ModelFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Model directory: config.json and safetensors files.")]
 Id = Annotated[str, typer.Option("--id", help="What the base is called, as in meta-llama/Llama-3.1-8B.")]
 Revision = Annotated[str, typer.Option("--revision", help="40-hex commit, or sha256:… of the files.")]
 Pinned = Annotated[str, typer.Argument(metavar="ID@REV")]
-Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Where the table goes. An existing file is not overwritten.")
-]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Where the table goes. An existing file is not overwritten.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,9 +34,7 @@ def register(app: typer.Typer) -> None:
 
 def add(
     path: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="Model directory, or a table file.")],
-    base_id: Annotated[
-        str | None, typer.Option("--id", help="Needed for a directory.", show_default=False)
-    ] = None,
+    base_id: Annotated[str | None, typer.Option("--id", help="Needed for a directory.", show_default=False)] = None,
     revision: Annotated[
         str | None, typer.Option("--revision", help="Needed for a directory.", show_default=False)
     ] = None,
@@ -74,9 +68,7 @@ def show(pinned: Pinned) -> Report:
     spec = _fetch(pinned)
     lines = ((m.path, m.kind, m.in_features, m.out_features) for m in spec.modules)
     listed = table("module", "kind", "in", "out", right=["in", "out"])
-    return Report(
-        {"base": spec.as_json()}, [m.path for m in spec.modules], lambda: [_facts(spec), rows(listed, lines)]
-    )
+    return Report({"base": spec.as_json()}, [m.path for m in spec.modules], lambda: [_facts(spec), rows(listed, lines)])
 
 
 def export(pinned: Pinned, out: Out) -> Report:

@@ -123,9 +123,7 @@ def _told(fault: AdapterdError, schema: str, *, as_json: bool) -> int:
         traceback.print_exc(file=sys.stderr)
     for problem in fault.problems:
         print_problem(problem)
-    return _failed_json(
-        {"problems": problems_json(fault.problems)}, schema, fault.exit_status, as_json=as_json
-    )
+    return _failed_json({"problems": problems_json(fault.problems)}, schema, fault.exit_status, as_json=as_json)
 
 
 def _failed_json(body: Mapping[str, object], schema: str, status: int, *, as_json: bool) -> int:
@@ -155,9 +153,7 @@ def from_os_error(fault: OSError) -> AdapterdError:
     where = str(fault.filename or "file system")
     words = fault.strerror or str(fault)
     if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-        return error(
-            Code.STORAGE_FULL, where, "no space left on the disk", "Free some space and run it again."
-        )
+        return error(Code.STORAGE_FULL, where, "no space left on the disk", "Free some space and run it again.")
     if isinstance(fault, FileExistsError) or fault.errno == errno.ENOTEMPTY:
         return error(Code.ALREADY_EXISTS, where, "exists already", "Move it away or name another place.")
     missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -184,9 +180,7 @@ class Edge(TyperGroup):
             sys.exit(status)
         return status
 
-    def _status_of(
-        self, words: list[str], prog_name: str | None, complete: str | None, extra: dict[str, Any]
-    ) -> int:
+    def _status_of(self, words: list[str], prog_name: str | None, complete: str | None, extra: dict[str, Any]) -> int:
         try:
             status = super().main(words, prog_name, complete, standalone_mode=False, **extra)
         except typer.TyperException as fault:

@@ -57,9 +57,7 @@ def list_(
 def _own_tenant(client: RegistryClient) -> str:
     tenant = client.whoami().get("tenant")
     if not tenant:
-        raise typer.BadParameter(
-            "an operator's token has no tenant of its own: name one", param_hint="TENANT"
-        )
+        raise typer.BadParameter("an operator's token has no tenant of its own: name one", param_hint="TENANT")
     return str(tenant)
 
 
@@ -102,9 +100,7 @@ def show(ref: RefArgument) -> Report:
 
     with connect() as client:
         version = _version(client, ref)
-    return Report(
-        {"ref": str(version.ref), "version": dict(version.raw)}, [str(version.ref)], lambda: _shown(version)
-    )
+    return Report({"ref": str(version.ref), "version": dict(version.raw)}, [str(version.ref)], lambda: _shown(version))
 
 
 def _version(client: RegistryClient, text: str) -> VersionInfo:
@@ -172,9 +168,7 @@ def _arrow(pair: list[Any] | None) -> str | None:
 
 def alias_set(
     alias: AliasArgument,
-    version: Annotated[
-        str, typer.Argument(help="A version number, sha256:…, or another REF of the same adapter.")
-    ],
+    version: Annotated[str, typer.Argument(help="A version number, sha256:…, or another REF of the same adapter.")],
 ) -> Report:
     """Point an alias to a version; refused if somebody else moves it at the same time."""
     from adapterd.cli.connection import connect
@@ -228,9 +222,7 @@ def alias_history(alias: AliasArgument) -> Report:
     tenant, name, word = parse_alias(alias)
     with connect() as client:
         items = client.alias_history(tenant, name, word)
-    lines = (
-        (i.get("moved_at"), i.get("number"), f"sha256:{i.get('version_digest')}", i.get("by")) for i in items
-    )
+    lines = ((i.get("moved_at"), i.get("number"), f"sha256:{i.get('version_digest')}", i.get("by")) for i in items)
     return Report(
         {"alias": f"{tenant}/{name}:{word}", "history": items},
         [f"sha256:{i['version_digest']}" for i in items],

@@ -203,9 +203,7 @@ class RegistryClient:
         answer = self.http.json("GET", f"{_adapter(tenant, name)}/versions/{segment(which)}")
         return _read("version", VersionInfo.from_json, answer)
 
-    def withdraw(
-        self, tenant: str, name: str, digest: str, verb: Literal["yank", "quarantine", "release"]
-    ) -> None:
+    def withdraw(self, tenant: str, name: str, digest: str, verb: Literal["yank", "quarantine", "release"]) -> None:
         self.http.send("POST", f"{_adapter(tenant, name)}/versions/sha256:{digest}:{verb}")
 
     def alias(self, tenant: str, name: str, alias: str) -> str | None:
@@ -216,9 +214,7 @@ class RegistryClient:
             return None
         return _read("alias", lambda f: str(f["version_digest"]), answer)
 
-    def set_alias(
-        self, tenant: str, name: str, alias: str, digest: str, current: str | None
-    ) -> dict[str, Any]:
+    def set_alias(self, tenant: str, name: str, alias: str, digest: str, current: str | None) -> dict[str, Any]:
         """Move it from `current` (None: it must not exist). Raises Conflict if somebody else moved it."""
         headers = {"If-Match": f'"{current}"'} if current else {"If-None-Match": "*"}
         url = f"{_adapter(tenant, name)}/aliases/{segment(alias)}"

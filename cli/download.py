@@ -87,9 +87,7 @@ def pull(
     ref: Annotated[str, typer.Argument(metavar="REF", help="tenant/name[:alias][@sha256:…]")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="The folder to make. Default: the adapter's name.", show_default=False
-        ),
+        typer.Option("--out", "-o", help="The folder to make. Default: the adapter's name.", show_default=False),
     ] = None,
 ) -> Report:
     """Download a version, verified against the trust file, with its admission statement beside it."""
@@ -118,9 +116,7 @@ def _must_be_free(*paths: Path) -> None:
 
     for path in paths:
         if path.exists() or path.is_symlink():
-            raise error(
-                Code.ALREADY_EXISTS, str(path), "exists already", "Move it away, or name another with --out."
-            )
+            raise error(Code.ALREADY_EXISTS, str(path), "exists already", "Move it away, or name another with --out.")
 
 
 @contextmanager

@@ -60,9 +60,7 @@ class BaseChoice:
         from adapterd.loader.base_model import BaseSpec
 
         if self.id is None or self.revision is None:
-            message = (
-                "a model directory says neither its id nor its revision: give --base-id and --base-revision"
-            )
+            message = "a model directory says neither its id nor its revision: give --base-id and --base-revision"
             raise typer.BadParameter(message, param_hint="--base")
         return BaseSpec.from_directory(path, id=self.id, revision=self.revision)
 
@@ -203,9 +201,7 @@ def parse_name(text: str) -> tuple[str, str]:
 
     ref = Ref.parse(text)
     if ref.alias or ref.digest:
-        raise error(
-            Code.REF_INVALID, text, "an adapter is meant here, without alias or digest", "Write tenant/name."
-        )
+        raise error(Code.REF_INVALID, text, "an adapter is meant here, without alias or digest", "Write tenant/name.")
     return ref.tenant, ref.name
 
 

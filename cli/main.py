@@ -60,9 +60,7 @@ def _print_version(wanted: bool) -> None:
 
 def demo(
     *,
-    keep: Annotated[
-        Path | None, typer.Option(help="Leave everything in this folder.", show_default=False)
-    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Leave everything in this folder.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda:0 and so on.")] = "cpu",
 ) -> Report:
     """The main job, start to end, on embedded defaults, with a table of what happened."""

@@ -97,9 +97,7 @@ def console_for(stream: IO[str]) -> Console:
 
     if stream.isatty():
         return Console(file=stream, highlight=False)
-    return Console(
-        file=stream, highlight=False, width=int(os.environ.get("COLUMNS", PIPE_WIDTH)), color_system=None
-    )
+    return Console(file=stream, highlight=False, width=int(os.environ.get("COLUMNS", PIPE_WIDTH)), color_system=None)
 
 
 def table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Table:

@@ -107,6 +107,7 @@ def serve(
 
 def _run(settings: Settings, listener: socket.socket, url: str) -> None:
     import uvicorn
+
     from adapterd.registry.app import create_app
 
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, server_header=False))
@@ -126,9 +127,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as fault:
-        raise error(
-            Code.SETTINGS_INVALID, "ADAPTERD_HOST", f"{host!r} is no address: {fault.strerror}"
-        ) from fault
+        raise error(Code.SETTINGS_INVALID, "ADAPTERD_HOST", f"{host!r} is no address: {fault.strerror}") from fault
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -139,9 +138,7 @@ def listen(host: str, port: int) -> socket.socket:
         if fault.errno == errno.EADDRINUSE:
             hint = "Stop the other program, or choose another with --port."
             raise error(Code.PORT_IN_USE, where, "another program listens there", hint) from fault
-        raise error(
-            Code.SETTINGS_INVALID, where, f"cannot listen there: {os.strerror(fault.errno or 0)}"
-        ) from fault
+        raise error(Code.SETTINGS_INVALID, where, f"cannot listen there: {os.strerror(fault.errno or 0)}") from fault
     return listener
 
 

@@ -21,15 +21,11 @@ def signable_names(package: Package) -> list[str]:
     unseen = [name for name in names if name.endswith("/")]
     if unseen:
         hint = "A package is flat: move it out of the folder, then sign."
-        raise Refused(
-            *(reject(Code.UNEXPECTED_FILE, name, "a folder cannot be signed", hint) for name in unseen)
-        )
+        raise Refused(*(reject(Code.UNEXPECTED_FILE, name, "a folder cannot be signed", hint) for name in unseen))
     return names
 
 
-def sign_package(
-    package: Package, directory: Path, entries: Sequence[FileEntry], key: PrivateKey
-) -> oms.OmsSignature:
+def sign_package(package: Package, directory: Path, entries: Sequence[FileEntry], key: PrivateKey) -> oms.OmsSignature:
     """Write `directory/model.sig` over `entries`, complete or not at all.
 
     A signature by the same key that already holds is kept, byte for byte: ECDSA would give another one

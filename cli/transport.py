@@ -145,16 +145,10 @@ def _with_token_hint(problem: Problem) -> Problem:
 def _by_status(response: httpx.Response, detail: str) -> AdapterdError:
     status = response.status_code
     if response.is_redirect:
-        return error(
-            Code.SERVER_ERROR, str(response.url), f"redirects to {response.headers.get('location', '')!r}"
-        )
-    code = (
-        Code.SERVER_ERROR if status >= 500 or status == 429 else _BY_STATUS.get(status, Code.REQUEST_INVALID)
-    )
+        return error(Code.SERVER_ERROR, str(response.url), f"redirects to {response.headers.get('location', '')!r}")
+    code = Code.SERVER_ERROR if status >= 500 or status == 429 else _BY_STATUS.get(status, Code.REQUEST_INVALID)
     hint = TOKEN_HINT if code is Code.UNAUTHENTICATED else ""
-    return error(
-        code, response.request.url.path, detail[:MAX_DIAGNOSIS] or f"the server answered {status}", hint
-    )
+    return error(code, response.request.url.path, detail[:MAX_DIAGNOSIS] or f"the server answered {status}", hint)
 
 
 def _stranger(response: httpx.Response) -> AdapterdError:

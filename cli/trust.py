@@ -20,9 +20,7 @@ PublicKeyFile = Annotated[Path, typer.Argument(metavar="PUB", help="PEM public k
 
 def register(app: typer.Typer) -> None:
     """Put this room's commands on `app`."""
-    trust = typer.Typer(
-        help="The trust file that workers and this command check against.", no_args_is_help=True
-    )
+    trust = typer.Typer(help="The trust file that workers and this command check against.", no_args_is_help=True)
     command(trust, "trust.init")(init)
     command(trust, "trust.add-key")(add_key)
     command(trust, "trust.revoke-key")(revoke_key)
@@ -33,9 +31,7 @@ def register(app: typer.Typer) -> None:
 def init(
     admission_key: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--admission-key", help="The registry's own public key (PEM). Repeatable.", show_default=False
-        ),
+        typer.Option("--admission-key", help="The registry's own public key (PEM). Repeatable.", show_default=False),
     ] = None,
     from_server: Annotated[
         bool, typer.Option("--from-server", help="Take the admission keys that ADAPTERD_URL shows now.")
@@ -47,9 +43,7 @@ def init(
 
     path = trust_path()
     if path.exists():
-        raise error(
-            Code.ALREADY_EXISTS, str(path), "there is a trust file", "Add to it: `adapterctl trust add-key`."
-        )
+        raise error(Code.ALREADY_EXISTS, str(path), "there is a trust file", "Add to it: `adapterctl trust add-key`.")
     store = TrustStore()
     for file in admission_key or ():
         store.add_admission_key(load_public_key(file), file.name)
@@ -77,9 +71,7 @@ def add_key(
     tenant: Annotated[
         str | None, typer.Option(help="Trust it as a publisher of this tenant.", show_default=False)
     ] = None,
-    admission: Annotated[
-        bool, typer.Option("--admission", help="Trust it as a registry's admission key.")
-    ] = False,
+    admission: Annotated[bool, typer.Option("--admission", help="Trust it as a registry's admission key.")] = False,
     name: Annotated[str | None, typer.Option(help="For people.", show_default=False)] = None,
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Take this tenant's versions that nobody signed, too.")
@@ -89,9 +81,7 @@ def add_key(
     from adapterd.cli.connection import load_trust
 
     if (tenant is None) == (not admission):
-        raise typer.BadParameter(
-            "say what it is for: --tenant T for a publisher, or --admission", param_hint="PUB"
-        )
+        raise typer.BadParameter("say what it is for: --tenant T for a publisher, or --admission", param_hint="PUB")
     store, key = load_trust(), load_public_key(public_key)
     if tenant is None:
         store.add_admission_key(key, name or public_key.name)

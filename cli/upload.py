@@ -39,9 +39,7 @@ def upload(
     sign: Annotated[
         Path | None, typer.Option("--sign", help="Sign first, with this private key.", show_default=False)
     ] = None,
-    alias: Annotated[
-        str | None, typer.Option(help="Point this alias to the new version.", show_default=False)
-    ] = None,
+    alias: Annotated[str | None, typer.Option(help="Point this alias to the new version.", show_default=False)] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue an interrupted upload of the same files.")
     ] = True,

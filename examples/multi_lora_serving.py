@@ -156,9 +156,7 @@ def row_by_row(x: Tensor, w: Tensor, loras: dict[str, Lora]) -> Tensor:
 def merged(x: Tensor, w: Tensor, loras: dict[str, Lora]) -> Tensor:
     """One full weight an adapter, W + scaling · A B: what serving each adapter alone would hold in memory."""
     weights = {name: w.double() + a.scaling * a.a.double() @ a.b.double() for name, a in loras.items()}
-    return torch.stack(
-        [row @ weights.get(name, w.double()) for row, name in zip(x.double(), ADAPTER_IDS, strict=True)]
-    )
+    return torch.stack([row @ weights.get(name, w.double()) for row, name in zip(x.double(), ADAPTER_IDS, strict=True)])
 
 
 def main() -> None:

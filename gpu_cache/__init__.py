@@ -1,14 +1,14 @@
 """From verified bytes to resident adapters: pages, fences, leases, budgets, eviction, copies."""
 
-from .budgets import TenantBudget
-from .cache import AdapterCache
-from .config import CacheConfig
-from .device import Device, open_device
-from .leases import Lease
-from .records import LeaseState, Place
-from .slots import Resident
-from .statistics import CacheStatistics
-from .tickets import StepTicket
+from adapterd.gpu_cache.budgets import TenantBudget
+from adapterd.gpu_cache.cache import AdapterCache
+from adapterd.gpu_cache.config import CacheConfig
+from adapterd.gpu_cache.device import Device, open_device
+from adapterd.gpu_cache.leases import Lease
+from adapterd.gpu_cache.records import LeaseState, Place
+from adapterd.gpu_cache.slots import Resident
+from adapterd.gpu_cache.statistics import CacheStatistics
+from adapterd.gpu_cache.tickets import StepTicket
 
 __all__ = [
     "AdapterCache", "CacheConfig", "CacheStatistics", "Device", "Lease", "LeaseState", "Place", "Resident",

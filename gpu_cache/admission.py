@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.composition import Asked, total_rank
+from adapterd.gpu_cache.loading import Loader
+from adapterd.gpu_cache.records import Entry, LeaseRecord, Place
 from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, error, reject
 from adapterd.loader.identity import BasePin, Ref, VersionKey
-
-from .budgets import Budget
-from .composition import Asked, total_rank
-from .loading import Loader
-from .records import Entry, LeaseRecord, Place
 
 if TYPE_CHECKING:
     from adapterd.loader.sources import Resolved

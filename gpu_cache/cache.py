@@ -14,23 +14,22 @@ from threading import Condition, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from adapterd.gpu_cache.composition import Asked, Wish, parse_wish
+from adapterd.gpu_cache.config import CacheConfig
+from adapterd.gpu_cache.copies import CopyQueue
+from adapterd.gpu_cache.device import Device, Event, open_device
+from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
+from adapterd.gpu_cache.host_tier import HostTier
+from adapterd.gpu_cache.lease_book import LeaseBook
+from adapterd.gpu_cache.leases import Lease, check_ready
+from adapterd.gpu_cache.loader_pool import FairPool, LoaderPool
+from adapterd.gpu_cache.loading import Loader, store_loader
+from adapterd.gpu_cache.records import LeaseRecord
+from adapterd.gpu_cache.stager import Stager
+from adapterd.gpu_cache.statistics import CacheStatistics, snapshot
+from adapterd.gpu_cache.tickets import StepTicket
+from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
-
-from .composition import Asked, Wish, parse_wish
-from .config import CacheConfig
-from .copies import CopyQueue
-from .device import Device, Event, open_device
-from .eviction import LeastRecentlyUsed, Policy
-from .host_tier import HostTier
-from .lease_book import LeaseBook
-from .leases import Lease, check_ready
-from .loader_pool import FairPool, LoaderPool
-from .loading import Loader, StoreLoader, open_store
-from .records import LeaseRecord
-from .stager import Stager
-from .statistics import CacheStatistics, snapshot
-from .tickets import StepTicket
-from .vram_tier import VramTier
 
 if TYPE_CHECKING:
     import torch
@@ -77,15 +76,13 @@ class AdapterCache:
         policy = policy or LeastRecentlyUsed()
         self._vram = VramTier(self._device, config, policy)
         self._host = HostTier(self._device, config, policy)
-        self._copies = CopyQueue(
-            self._device, self._vram.arena, self._host.slab, config.page_bytes, self._lock
-        )
+        self._copies = CopyQueue(self._device, self._vram.arena, self._host.slab, config.page_bytes, self._lock)
         self._pool = pool or FairPool.of(config.loader_threads, config.tenants, config.default_budget)
         self._stager = Stager(
             config,
             base,
             lock=self._lock,
-            loader=loader or self._store_loader(source, trust),
+            loader=loader or self._cleanup.enter_context(store_loader(config, source, trust)),
             pool=self._pool,
             host=self._host,
             vram=self._vram,
@@ -121,9 +118,7 @@ class AdapterCache:
         self._copies.open()
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None) -> None:
         """Fails what waits (CACHE_CLOSED), drops queued loads, waits for running ones, ends all threads."""
         with self._lock:
             self._closed = True
@@ -304,19 +299,6 @@ class AdapterCache:
             if running or self._closed or not self._opened:
                 return
         self._copies.issue(None)
-
-    def _store_loader(self, source: Source | None, trust: TrustStore | None) -> Loader:
-        if source is None or trust is None:
-            raise ValueError("a cache needs a source and a trust store, or a loader")
-        config = self._config
-        return StoreLoader(
-            source,
-            self._cleanup.enter_context(open_store(config.store, trust, config.limits)),
-            dtype=config.dtype,
-            page_bytes=config.page_bytes,
-            limits=config.limits,
-            recheck=config.recheck,
-        )
 
 
 def _parsed(wish: Wish, max_components: int) -> tuple[tuple[Asked, ...], tuple[Problem, ...]]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from adapterd.gpu_cache.budgets import TenantBudget
 from adapterd.loader.errors import Code, error
 from adapterd.loader.layout import ALIGNMENT, PAGE_BYTES
 from adapterd.loader.limits import DEFAULT_LIMITS, MIB, Limits
-
-from .budgets import TenantBudget
 
 PAGES_PER_STEP = 16
 """Pages copied after each step while rows decode: 22 GB/s, and no more than 5 % on p99 (bench, LAYOUT e)."""
@@ -61,9 +60,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         """Raises Failed (SETTINGS_INVALID)."""
         if self.loader != "thread":
-            raise error(
-                Code.SETTINGS_INVALID, "loader", f"{self.loader!r} is not served", 'Use loader="thread".'
-            )
+            raise error(Code.SETTINGS_INVALID, "loader", f"{self.loader!r} is not served", 'Use loader="thread".')
         positive = (
             "loader_threads",
             "max_residents",
@@ -75,9 +72,7 @@ class CacheConfig:
             if getattr(self, name) < 1:
                 raise error(Code.SETTINGS_INVALID, name, f"must be at least 1, not {getattr(self, name)}")
         if self.page_bytes % ALIGNMENT:
-            raise error(
-                Code.SETTINGS_INVALID, "page_bytes", f"{self.page_bytes} is no multiple of {ALIGNMENT}"
-            )
+            raise error(Code.SETTINGS_INVALID, "page_bytes", f"{self.page_bytes} is no multiple of {ALIGNMENT}")
         for name in ("vram_bytes", "host_bytes"):
             if getattr(self, name) < self.page_bytes:
                 raise error(

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import TYPE_CHECKING
 
+from adapterd.gpu_cache.device import Device, Event, Stream
+from adapterd.gpu_cache.pages import Allotment, runs
+from adapterd.gpu_cache.records import Entry
 from adapterd.loader.errors import AdapterdError, Problem
-
-from .device import Device, Event, Stream
-from .pages import Allotment, runs
-from .records import Entry
 
 if TYPE_CHECKING:
     import torch

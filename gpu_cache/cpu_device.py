@@ -8,9 +8,8 @@ from queue import SimpleQueue
 
 import torch
 
+from adapterd.gpu_cache.device import Event, Stream
 from adapterd.loader.errors import Code, error
-
-from .device import Event, Stream
 
 
 class CpuEvent:

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from adapterd.gpu_cache.device import Event, Stream
 from adapterd.loader.errors import Code, error
-
-from .device import Event, Stream
 
 
 @contextmanager
@@ -26,11 +25,11 @@ class CudaEvent:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.inner = torch.cuda.Event()
+        self.inner = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def done(self) -> bool:
         with _translated(self._name, "event query"):
-            return bool(self.inner.query())
+            return bool(self.inner.query())  # type: ignore[no-untyped-call]
 
 
 class CudaDevice:
@@ -57,7 +56,7 @@ class CudaDevice:
 
     def new_stream(self) -> Stream:
         with _translated(self.name, "new stream"):
-            stream = torch.cuda.Stream(self._index)
+            stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
         self._streams.append(stream)
         return stream
 

@@ -80,11 +80,11 @@ def open_device(name: str) -> Device:
     """The device of a configuration: `cpu`, `cuda` or `cuda:N`. Raises Failed (SETTINGS_INVALID)."""
     kind, _, index = name.partition(":")
     if kind == "cpu" and not index:
-        from .cpu_device import CpuDevice
+        from adapterd.gpu_cache.cpu_device import CpuDevice
 
         return CpuDevice()
     if kind == "cuda" and (not index or index.isdecimal()):
-        from .cuda_device import CudaDevice
+        from adapterd.gpu_cache.cuda_device import CudaDevice
 
         return CudaDevice(int(index or 0))
     raise error(Code.SETTINGS_INVALID, "device", f"{name!r} is no device", "Use cpu, cuda or cuda:N.")

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from adapterd.gpu_cache.budgets import Budget, Usage
 from adapterd.loader.identity import VersionKey
-
-from .budgets import Budget, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,7 @@ def plan_evictions(
     return victims
 
 
-def _next_victim(
-    candidates: Sequence[Candidate], taker: str, budget: Budget, used: Usage
-) -> Candidate | None:
+def _next_victim(candidates: Sequence[Candidate], taker: str, budget: Budget, used: Usage) -> Candidate | None:
     """The first that leaves its tenant's share whole; failing that, the first of a tenant above its share."""
     for c in candidates:
         if budget.spares_share(c.key.tenant, taker, c.pages, used):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .device import Event, Stream
+from adapterd.gpu_cache.device import Event, Stream
 
 
 @dataclass(frozen=True, slots=True)

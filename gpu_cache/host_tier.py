@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from .budgets import Budget
-from .config import CacheConfig
-from .device import Device
-from .eviction import Candidate, Policy, plan_evictions
-from .loading import Prepared
-from .records import Entry
-from .slab import SlabPages
+from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.config import CacheConfig
+from adapterd.gpu_cache.device import Device
+from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
+from adapterd.gpu_cache.loading import Prepared
+from adapterd.gpu_cache.records import Entry
+from adapterd.gpu_cache.slab import SlabPages
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +22,7 @@ class HostTier:
 
     def __init__(self, device: Device, config: CacheConfig, policy: Policy) -> None:
         self._page_bytes, self._policy = config.page_bytes, policy
-        self.budget = Budget(
-            "host", config.host_pages, config.page_bytes, config.tenants, config.default_budget
-        )
+        self.budget = Budget("host", config.host_pages, config.page_bytes, config.tenants, config.default_budget)
         self._pages = SlabPages(config.host_pages)
         self.slab: torch.Tensor = device.allocate_host(config.host_pages * config.page_bytes)
 
@@ -32,9 +30,7 @@ class HostTier:
         """Makes room for `entry`'s image, for the sake of lease `seq`: who was dropped, or None if it must wait."""
         by_key = {e.key: e for e in entries if _droppable(e, seq)}
         candidates = [Candidate(e.key, e.pages, e.last_used) for e in by_key.values()]
-        victims = plan_evictions(
-            self._policy, self.budget, entry.key.tenant, entry.pages, candidates, _always
-        )
+        victims = plan_evictions(self._policy, self.budget, entry.key.tenant, entry.pages, candidates, _always)
         return None if victims is None else [self._dropped(by_key[v.key]) for v in victims]
 
     def take(self, entry: Entry) -> tuple[int, ...]:
@@ -53,7 +49,10 @@ class HostTier:
         entry.image, entry.filled = None, False
 
     def write(self, prepared: Prepared, pages: Sequence[int]) -> None:
-        """Packs into `pages`. Without the lock, on a loader thread: the pages are its own. Raises what `fill` raises."""
+        """Packs into `pages`. Without the lock, on a loader thread: the pages are the job's own.
+
+        Raises what `fill` raises.
+        """
         size, nbytes = self._page_bytes, len(pages) * self._page_bytes
         if pages[-1] - pages[0] + 1 == len(pages):
             prepared.fill(_view(self.slab)[pages[0] * size : pages[0] * size + nbytes])
@@ -70,7 +69,7 @@ class HostTier:
 
 
 def _view(slab: torch.Tensor) -> memoryview:
-    return cast(memoryview, slab.numpy().data)
+    return slab.numpy().data
 
 
 def _droppable(entry: Entry, seq: int) -> bool:

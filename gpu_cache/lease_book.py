@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from adapterd.gpu_cache.composition import Asked
+from adapterd.gpu_cache.records import LeaseRecord, LeaseState
 from adapterd.loader.identity import BasePin
-
-from .composition import Asked
-from .records import LeaseRecord, LeaseState
 
 
 class LeaseBook:

@@ -9,11 +9,10 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Protocol, Self
 
+from adapterd.gpu_cache.composition import prefix_key
+from adapterd.gpu_cache.records import LeaseRecord, LeaseState
+from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import Code, Problem, error, error_from
-
-from .composition import prefix_key
-from .records import LeaseRecord, LeaseState
-from .slots import Resident
 
 AWAIT_SECONDS = 0.001
 """How often a coroutine that awaits a lease looks at it. The event loop runs on meanwhile."""
@@ -129,9 +128,7 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None) -> None:
         self.release()
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, Self
 
-from .budgets import TenantBudget
+from adapterd.gpu_cache.budgets import TenantBudget
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,12 +6,13 @@ Everything here may block, download, parse, hash and pack. None of it runs on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from adapterd.gpu_cache.config import CacheConfig
 from adapterd.loader.errors import Code, Untrusted, error
 from adapterd.loader.identity import WEIGHTS_FILE, Ref
 from adapterd.loader.layout import Dtype, Layout, plan_layout
@@ -120,15 +121,24 @@ class StoredImage:
 
 
 @contextmanager
-def open_store(root: Path | None, trust: TrustStore, limits: Limits) -> Iterator[VerifiedStore]:
-    """The verified store in `root`, or in a temporary folder that goes with the context."""
+def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore | None) -> Iterator[StoreLoader]:
+    """The loader that a configuration asks for; without a folder, over a temporary store that goes with the context."""
+    if source is None or trust is None:
+        raise ValueError("a cache needs a source and a trust store, or a loader")
     from adapterd.loader.store import VerifiedStore
 
-    if root is not None:
-        yield VerifiedStore(root, trust, limits)
-        return
-    with TemporaryDirectory(prefix="adapterd-store-") as folder:
-        yield VerifiedStore(Path(folder), trust, limits)
+    with ExitStack() as cleanup:
+        root = config.store
+        if root is None:
+            root = Path(cleanup.enter_context(TemporaryDirectory(prefix="adapterd-store-")))
+        yield StoreLoader(
+            source,
+            VerifiedStore(root, trust, config.limits),
+            dtype=config.dtype,
+            page_bytes=config.page_bytes,
+            limits=config.limits,
+            recheck=config.recheck,
+        )
 
 
 def packed_dtype(wanted: Dtypes, manifest: Manifest) -> Dtype:

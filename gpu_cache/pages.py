@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from .fences import OPEN, Fence
+from adapterd.gpu_cache.fences import OPEN, Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,8 @@ class PagePool:
 
     def __init__(self, count: int) -> None:
         self._used: set[int] = set()
-        self._pairs: dict[int, None] = dict.fromkeys(
-            range(count // 2)
-        )  # both pages free; ordered: oldest first
-        self._lone: dict[int, None] = dict.fromkeys(
-            range(count - count % 2, count)
-        )  # free, the partner is not
+        self._pairs: dict[int, None] = dict.fromkeys(range(count // 2))  # both pages free; ordered: oldest first
+        self._lone: dict[int, None] = dict.fromkeys(range(count - count % 2, count))  # free, the partner is not
         self._fences: list[Fence] = [OPEN] * count
         self._tenants: list[str | None] = [None] * count
         self.count = count

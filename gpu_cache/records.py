@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from adapterd.gpu_cache.composition import Asked, Component
+from adapterd.gpu_cache.device import Event
+from adapterd.gpu_cache.fences import Readers
+from adapterd.gpu_cache.loading import Prepared
+from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import Problem
 from adapterd.loader.identity import BasePin, VersionKey
-
-from .composition import Asked, Component
-from .device import Event
-from .fences import Readers
-from .loading import Prepared
-from .slots import Resident
 
 if TYPE_CHECKING:
     from adapterd.loader.sources import Resolved

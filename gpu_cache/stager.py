@@ -13,48 +13,30 @@ that waits for memory holds up the younger ones that need some, so that a large 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from threading import Condition
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
+from adapterd.gpu_cache.admission import inadmissible, resolve_all, short_cut
+from adapterd.gpu_cache.composition import normalise
+from adapterd.gpu_cache.config import CacheConfig
+from adapterd.gpu_cache.copies import CopyQueue, Lost, Transfer
+from adapterd.gpu_cache.host_tier import HostTier
+from adapterd.gpu_cache.loader_jobs import Failure, LoaderJobs, check_wanted
+from adapterd.gpu_cache.loader_pool import LoaderPool
+from adapterd.gpu_cache.loading import Loader, Prepared
+from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState, Place, claim_of
+from adapterd.gpu_cache.vram_tier import VramTier
+from adapterd.loader.errors import AdapterdError, Problem
 from adapterd.loader.identity import VersionKey
-
-from .admission import inadmissible, resolve_all, short_cut
-from .composition import normalise
-from .config import CacheConfig
-from .copies import CopyQueue, Lost, Transfer
-from .host_tier import HostTier
-from .loader_pool import LoaderPool
-from .loading import Loader, Prepared
-from .records import Entry, LeaseRecord, LeaseState, Place, claim_of
-from .vram_tier import VramTier
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.sources import Resolved
 
-T = TypeVar("T")
 Blocked = set[tuple[str, str]]
 """(memory, tenant) for which a lease of this pass waits already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a loader job ended, when it did not end well."""
-
-    problems: tuple[Problem, ...]
-
-    @property
-    def cancelled(self) -> bool:
-        return self.problems[0].code is Code.LEASE_CANCELLED
-
-
-_BROKEN = Failure(
-    (reject(Code.INTERNAL, "loader", "the loader broke; the log has the traceback", "Report it."),)
-)
 
 
 class Stager:
@@ -73,7 +55,8 @@ class Stager:
         copies: CopyQueue,
     ) -> None:
         self._config, self.base = config, base
-        self._lock, self._loader, self._pool = lock, loader, pool
+        self._lock, self._loader = lock, loader
+        self._jobs = LoaderJobs(pool, lock, self.advance)
         self._host, self._vram, self._copies = host, vram, copies
         self.entries: dict[VersionKey, Entry] = {}
         self._waiting: dict[int, LeaseRecord] = {}  # resolved, without a claim on pages
@@ -88,7 +71,7 @@ class Stager:
         if known is not None:
             self._attach(record, known)
         else:
-            self._pool.submit(record.tenant, partial(self._resolve, record))
+            self._resolve(record)
 
     def fail(self, record: LeaseRecord, problems: tuple[Problem, ...]) -> None:
         record.state, record.problems = LeaseState.FAILED, problems
@@ -195,7 +178,7 @@ class Stager:
             return True
         if claim not in entry.checking:
             entry.checking.add(claim)
-            self._pool.submit(entry.key.tenant, partial(self._prepare, entry, resolved, self.base))
+            self._prepare(entry, resolved, self.base)
         return False
 
     def _fetch(self, entry: Entry, seq: int, blocked: Blocked) -> bool:
@@ -210,7 +193,7 @@ class Stager:
             return False
         pages = self._host.take(entry)
         entry.filling = True
-        self._pool.submit(entry.key.tenant, partial(self._fill, entry, entry.prepared, pages))
+        self._fill(entry, entry.prepared, pages)
         self._tidy_all(dropped)
         return False
 
@@ -268,44 +251,28 @@ class Stager:
         for entry in entries:
             self.tidy(entry)
 
-    # Loader jobs: without the lock, on a loader thread
-
-    def _run(self, work: Callable[[], T], settle: Callable[[T | Failure], None]) -> None:
-        """Runs `work` and tells `settle`, with the lock, exactly once how it ended; even if it is our own bug."""
-        outcome: T | Failure = _BROKEN
-        try:
-            outcome = work()
-        except AdapterdError as failure:
-            outcome = Failure(failure.problems)
-        finally:
-            with self._lock:
-                settle(outcome)
-                self.advance()
+    # Loader jobs: `work` runs without the lock, on a loader thread
 
     def _resolve(self, record: LeaseRecord) -> None:
-        if record.live:
-            self._run(
-                lambda: resolve_all(self._loader, record.asked, record.tenant),
-                partial(self._resolved, record),
-            )
+        def work() -> tuple[Resolved, ...]:
+            check_wanted(record.live, "lease")
+            return resolve_all(self._loader, record.asked, record.tenant)
+
+        self._jobs.start(record.tenant, work, partial(self._resolved, record))
 
     def _prepare(self, entry: Entry, resolved: Resolved, base: BaseSpec) -> None:
         def work() -> Prepared:
-            self._check_wanted(entry)
+            check_wanted(entry.wanted, str(resolved.ref))
             return self._loader.prepare(resolved, base, lambda: not entry.wanted)
 
-        self._run(work, partial(self._prepared, entry, resolved))
+        self._jobs.start(entry.key.tenant, work, partial(self._prepared, entry, resolved))
 
     def _fill(self, entry: Entry, prepared: Prepared, pages: tuple[int, ...]) -> None:
         def work() -> None:
-            self._check_wanted(entry)
+            check_wanted(entry.wanted, f"sha256:{entry.key.digest}")
             self._host.write(prepared, pages)
 
-        self._run(work, partial(self._filled, entry))
-
-    def _check_wanted(self, entry: Entry) -> None:
-        if not entry.wanted:
-            raise error(Code.LEASE_CANCELLED, f"sha256:{entry.key.digest}", "nobody waits for it any more")
+        self._jobs.start(entry.key.tenant, work, partial(self._filled, entry))
 
     # How they ended. What was cancelled but is wanted again is started anew by the `advance` that follows.
 

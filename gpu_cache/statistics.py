@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .budgets import Budget
-from .lease_book import LeaseBook
-from .records import Entry, LeaseState, Place
+from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.lease_book import LeaseBook
+from adapterd.gpu_cache.records import Entry, LeaseState, Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self
 
-from .device import Stream
-from .records import Entry
+from adapterd.gpu_cache.device import Stream
+from adapterd.gpu_cache.records import Entry
 
 
 class StepBooks(Protocol):
@@ -36,7 +36,5 @@ class StepTicket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None) -> None:
         self.end()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .budgets import Budget
-from .config import CacheConfig
-from .device import Device
-from .eviction import Candidate, Policy, plan_evictions
-from .fences import Readers
-from .pages import Allotment, PagePool
-from .records import Entry
-from .slots import Resident, SlotTable
+from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.config import CacheConfig
+from adapterd.gpu_cache.device import Device
+from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
+from adapterd.gpu_cache.fences import Readers
+from adapterd.gpu_cache.pages import Allotment, PagePool
+from adapterd.gpu_cache.records import Entry
+from adapterd.gpu_cache.slots import Resident, SlotTable
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +23,7 @@ class VramTier:
 
     def __init__(self, device: Device, config: CacheConfig, policy: Policy) -> None:
         self._policy = policy
-        self.budget = Budget(
-            "vram", config.vram_pages, config.page_bytes, config.tenants, config.default_budget
-        )
+        self.budget = Budget("vram", config.vram_pages, config.page_bytes, config.tenants, config.default_budget)
         self.slots = SlotTable(config.max_residents)
         self._pool = PagePool(config.vram_pages)
         self.arena: torch.Tensor = device.allocate_arena(config.vram_pages * config.page_bytes)

@@ -174,9 +174,7 @@ def _shape(name: str, info: object) -> tuple[int, ...]:
     if any(type(d) is not int or d < 0 for d in shape):
         raise invalid(where, "has a shape that is not a list of sizes")
     if len(shape) == 2 and info.get("dtype") not in _PLAIN_DTYPES:
-        raise invalid(
-            where, f"is {str(info.get('dtype'))[:20]}: a packed dtype hides the module's shape", _LIVE
-        )
+        raise invalid(where, f"is {str(info.get('dtype'))[:20]}: a packed dtype hides the module's shape", _LIVE)
     return tuple(shape)
 
 
@@ -238,8 +236,6 @@ def _tied_head(config: _Config, found: Mapping[str, BaseModule]) -> Iterator[tup
         if m.path.rpartition(".")[2] in {"embed_tokens", "shared", "wte", "word_embeddings"}
     }
     if len(inputs) != 1:
-        raise invalid(
-            head, f"the tied head's shape is not clear: {len(inputs)} kinds of input embedding", _LIVE
-        )
+        raise invalid(head, f"the tied head's shape is not clear: {len(inputs)} kinds of input embedding", _LIVE)
     rows, width = inputs.pop()
     yield head, BaseModule(head, ModuleKind.LINEAR, width, rows)

@@ -104,9 +104,7 @@ def measure(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float) 
         return _effect(reader, a, b, scaling, sums)
 
 
-def _effect(
-    reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float, sums: tuple[_Sums, _Sums]
-) -> Effect:
+def _effect(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float, sums: tuple[_Sums, _Sums]) -> Effect:
     norm_a, norm_b = sums[0].norm, sums[1].norm
     bound = norm_a * norm_b
     norm = math.sqrt(max(float((sums[0].gram * sums[1].gram).sum()), 0.0))

@@ -190,7 +190,11 @@ class Problem:
         """The inverse of `as_json`. Raises ValueError on an unknown code or severity."""
         severity: Severity = "warn" if fields.get("severity") == "warn" else "reject"
         return cls(
-            Code(fields["code"]), severity, fields.get("where", ""), fields.get("message", ""), fields.get("hint", "")
+            Code(fields["code"]),
+            severity,
+            fields.get("where", ""),
+            fields.get("message", ""),
+            fields.get("hint", ""),
         )
 
     def __str__(self) -> str:

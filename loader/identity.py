@@ -14,7 +14,7 @@ from typing import Any
 
 import rfc8785
 
-from .errors import Code, error
+from adapterd.loader.errors import Code, error
 
 NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
 _NAME = re.compile(NAME_PATTERN)

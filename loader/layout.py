@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import Code, error
-from .manifest import Manifest, ModuleEntry
+from adapterd.loader.errors import Code, error
+from adapterd.loader.manifest import Manifest, ModuleEntry
 
 PAGE_BYTES = 1 << 20
 ALIGNMENT = 256

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 
-from .errors import Code, error
+from adapterd.loader.errors import Code, error
 
 MIB = 1 << 20
 
@@ -61,7 +61,12 @@ class Limits:
         checked: dict[str, int | tuple[str, ...] | None] = {}
         for name, value in values.items():
             if name not in known:
-                raise error(Code.SETTINGS_INVALID, f"limits.{name}", "unknown limit", f"Known: {', '.join(sorted(known))}.")
+                raise error(
+                    Code.SETTINGS_INVALID,
+                    f"limits.{name}",
+                    "unknown limit",
+                    f"Known: {', '.join(sorted(known))}.",
+                )
             checked[name] = _checked(name, value)
         return replace(cls(), **checked)  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .identity import BasePin, FileEntry, canonical_json, sha256_hex, version_digest
+from adapterd.loader.identity import BasePin, FileEntry, canonical_json, sha256_hex, version_digest
 
 MANIFEST_TYPE = "adapterd.manifest/1"
 
@@ -33,7 +33,13 @@ class TensorEntry:
         return self.end - self.begin
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "begin": self.begin, "end": self.end}
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "begin": self.begin,
+            "end": self.end,
+        }
 
     @classmethod
     def from_json(cls, f: Mapping[str, Any]) -> TensorEntry:

@@ -15,12 +15,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import Code, error
-from .formats.files import FileReader
-from .identity import WEIGHTS_FILE, VersionKey
-from .layout import Block, Layout
-from .manifest import Manifest, TensorEntry
-from .trust.admission import CHUNK_BYTES
+from adapterd.loader.errors import Code, error
+from adapterd.loader.formats.files import FileReader
+from adapterd.loader.identity import WEIGHTS_FILE, VersionKey
+from adapterd.loader.layout import Block, Layout
+from adapterd.loader.manifest import Manifest, TensorEntry
+from adapterd.loader.trust.admission import CHUNK_BYTES
 
 NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),

@@ -70,9 +70,7 @@ def scaling_problems(scalings: Scalings) -> Iterator[Problem]:
         message = f"{_about(large)} is more than {SUSPECT_SCALING:g}"
         yield warn(Code.SCALE_SUSPECT, "lora_alpha", message, "Is alpha meant to be that large?")
     if negative:
-        yield warn(
-            Code.SCALE_SUSPECT, "lora_alpha", f"{_about(negative)} is negative and turns the change around"
-        )
+        yield warn(Code.SCALE_SUSPECT, "lora_alpha", f"{_about(negative)} is negative and turns the change around")
     for field, key in scalings.unused:
         message = f"{field} has the pattern '{shown(key, 80)}', which gives no module its value"
         yield warn(Code.CONFIG_TENSOR_DISAGREE, f"{field}.{shown(key, 80)}", message)

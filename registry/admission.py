@@ -160,19 +160,15 @@ def verify_signature(
         return None
     signer = oms.verify(read_all(package.open(SIGNATURE_FILE)), hashed.content, [*active, *revoked])
     if signer.key_id in {key.key_id for key in revoked}:
-        raise error(
-            Code.KEY_REVOKED, SIGNATURE_FILE, f"the tenant revoked key {signer.key_id}", "Sign with another."
-        )
+        raise error(Code.KEY_REVOKED, SIGNATURE_FILE, f"the tenant revoked key {signer.key_id}", "Sign with another.")
     return signer
 
 
 def check(package: Package, hashed: Hashed, base: BaseSpec, upload: Upload, policy: TenantPolicy) -> Verdict:
-    """The loader's verdict. Raises Refused with every problem of a package that does not pass."""
-    verdict = examine(
-        package, base, limits=policy.limits, files=hashed.files, allow=upload.allow & policy.allow
-    )
+    """The loader's verdict. Raises Refused with everything that was found, warnings too, if it does not pass."""
+    verdict = examine(package, base, limits=policy.limits, files=hashed.files, allow=upload.allow & policy.allow)
     if verdict.manifest is None:
-        raise error_from(verdict.problems)
+        raise Refused(*verdict.problems)
     return verdict
 
 

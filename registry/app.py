@@ -54,9 +54,7 @@ def create_app(settings: Settings, *, clock: Clock = utcnow, log_to: TextIO | No
         Failed: SETTINGS_INVALID (a secret is missing or broken), SCHEMA_OUTDATED; both say what to run.
         Unavailable: DATABASE_UNAVAILABLE.
     """
-    services = build_services(
-        Database(settings.effective_database_url), operations.load_token_secret(settings), clock
-    )
+    services = build_services(Database(settings.effective_database_url), operations.load_token_secret(settings), clock)
     key = operations.load_admission_key(settings)
     services.db.check_schema()
     context = build_context(

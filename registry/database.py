@@ -191,9 +191,7 @@ def _narrow(caught: sa_exc.DBAPIError, url: URL) -> AdapterdError | None:
     text = " ".join(str(cause).split())[:300]
     state = getattr(cause, "sqlstate", None)
     if getattr(cause, "sqlite_errorcode", 0) & 0xFF == _SQLITE_FULL or state == _PG_DISK_FULL:
-        return error(
-            Code.STORAGE_FULL, "database", f"no space left for {shown}", "Free some space and try again."
-        )
+        return error(Code.STORAGE_FULL, "database", f"no space left for {shown}", "Free some space and try again.")
     if state in _PG_UNDEFINED or "no such table" in text or "no such column" in text:
         return schema_outdated(text)
     # A bare DatabaseError is sqlite3's for a file that is damaged, or no database at all.

@@ -49,9 +49,7 @@ def initialise(settings: Settings, clock: Clock = utcnow) -> Initialised:
         Failed: SETTINGS_INVALID for a secret file that is not one.
     """
     _make_private_folder(settings.data_dir)
-    _make_private_file(
-        settings.token_secret_file, lambda: secrets.token_bytes(MIN_SECRET_BYTES).hex().encode() + b"\n"
-    )
+    _make_private_file(settings.token_secret_file, lambda: secrets.token_bytes(MIN_SECRET_BYTES).hex().encode() + b"\n")
     _make_private_file(settings.admission_key_file, lambda: generate_admission_key().to_pem())
     admission_key = load_admission_key(settings)
     with _services(settings, clock) as services:
@@ -136,15 +134,11 @@ def _read_secret(path: Path) -> bytes:
     except OSError as caught:
         raise _unusable(path, f"cannot be read: {caught.strerror}") from caught
     if mode & 0o077:
-        raise _unusable(
-            path, "can be read by others", f"Run `chmod 600 {path}`, and think of who may have read it."
-        )
+        raise _unusable(path, "can be read by others", f"Run `chmod 600 {path}`, and think of who may have read it.")
     return data
 
 
-def _unusable(
-    path: Path, message: str, hint: str = "Run `adapterctl db init`, or restore the file."
-) -> AdapterdError:
+def _unusable(path: Path, message: str, hint: str = "Run `adapterctl db init`, or restore the file.") -> AdapterdError:
     return error(Code.SETTINGS_INVALID, str(path), message, hint)
 
 

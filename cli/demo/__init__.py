@@ -16,19 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapterd.cli.demo.report import demo_report
+from adapterd.cli.demo.server import free_port, running_server
+from adapterd.cli.demo.shell import Shell
+from adapterd.cli.demo.world import (
+    ADAPTERS,
+    BASE_ID,
+    BASE_REVISION,
+    OTHER_REVISION,
+    AdapterPlan,
+    build_base,
+    write_adapter,
+)
 from adapterd.cli.output import note
 from adapterd.loader.errors import Code, error
 
-from .report import demo_report
-from .server import free_port, running_server
-from .shell import Shell
-from .world import ADAPTERS, BASE_ID, BASE_REVISION, OTHER_REVISION, AdapterPlan, build_base, write_adapter
-
 if TYPE_CHECKING:
+    from adapterd.cli.demo.serving import Request
     from adapterd.cli.output import Report
     from adapterd.loader.trust.policy import TrustStore
-
-    from .serving import Request
 
 TENANTS = ("acme", "globex")
 
@@ -76,10 +82,10 @@ def _serve_and_attack(
 ) -> Report:
     import torch
 
-    from .attacks import Scene, all_attacks
-    from .serving import live_base, serve_mixed_batch, worker_cache
+    from adapterd.cli.demo.attacks import Scene, all_attacks
+    from adapterd.cli.demo.serving import live_base, serve_mixed_batch, worker_cache
 
-    assert isinstance(model, torch.nn.Module)  # noqa: S101
+    assert isinstance(model, torch.nn.Module)
     worker_token = operator.run(
         "token", "create", "--all-tenants", "--kind", "w", "--scope", "adapters:read", "--days", "1"
     )["token"]
@@ -170,7 +176,7 @@ def _worker_trust(operator: Shell, tenants: dict[str, Tenant]) -> TrustStore:
 
 def _requests(tenants: dict[str, Tenant]) -> tuple[Request, ...]:
     """The mixed batch: base rows, both tenants' adapters, a composition, and one adapter twice."""
-    from .serving import Request
+    from adapterd.cli.demo.serving import Request
 
     finance, legal = (tenants["acme"].folders[name] for name in ("finance", "legal"))
     code = tenants["globex"].folders["code"]

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from adapterd.cli.demo.serving import WAIT_SECONDS, worker_cache
+from adapterd.cli.demo.shell import Shell
+from adapterd.cli.demo.world import BASE_ID, BASE_REVISION, FOREIGN_BASE, OTHER_REVISION, write_adapter
 from adapterd.loader.errors import AdapterdError, Code
-
-from .serving import WAIT_SECONDS, worker_cache
-from .shell import Shell
-from .world import BASE_ID, BASE_REVISION, FOREIGN_BASE, OTHER_REVISION, write_adapter
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
@@ -134,7 +133,9 @@ def swapped_rows(scene: Scene) -> Attack:
 def _blob_of(data_dir: Path, original: Path) -> Path:
     """The stored blob with `original`'s bytes."""
     data = original.read_bytes()
-    return next(p for p in data_dir.rglob("*") if p.is_file() and p.stat().st_size == len(data) and p.read_bytes() == data)
+    return next(
+        p for p in data_dir.rglob("*") if p.is_file() and p.stat().st_size == len(data) and p.read_bytes() == data
+    )
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from adapterd.cli.output import EXIT_OK, Report, rows, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from .attacks import Attack
-    from .serving import Served
+    from adapterd.cli.demo.attacks import Attack
+    from adapterd.cli.demo.serving import Served
 
 EXIT_DIFFERS = 1
 
@@ -29,7 +29,13 @@ def demo_report(served: Served, attacks: Sequence[Attack], device: str, seconds:
         ],
         "loads": [{"ref": t.label, "cold_seconds": t.cold, "warm_seconds": t.warm} for t in served.loads],
         "attacks": [
-            {"name": a.name, "refused_by": a.who_refuses, "wanted": a.wanted, "found": a.found, "held": a.held}
+            {
+                "name": a.name,
+                "refused_by": a.who_refuses,
+                "wanted": a.wanted,
+                "found": a.found,
+                "held": a.held,
+            }
             for a in attacks
         ],
         "wrong": wrong,
@@ -49,7 +55,12 @@ def _view(
     batch.title = f"One mixed batch on {device}, kernel {served.kernel}, {served.digests} versions"
     lines = ((r.label, r.rows, f"{r.error:.1e} of the largest logit", r.how, _mark(r.equal)) for r in served.rows)
     yield rows(batch, lines)
-    loads = table("adapter", "cold: registry → ready", "warm: resident", right=("cold: registry → ready", "warm: resident"))
+    loads = table(
+        "adapter",
+        "cold: registry → ready",
+        "warm: resident",
+        right=("cold: registry → ready", "warm: resident"),
+    )
     loads.title = "Loading, from acquire to ready"
     yield rows(loads, ((t.label, f"{t.cold * 1e3:.1f} ms", f"{t.warm * 1e6:.0f} µs") for t in served.loads))
     refused = table("attack", "refused by", "must be", "was", "")

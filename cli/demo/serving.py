@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapterd.cli.demo.reference import merged_logits
+from adapterd.cli.demo.world import BASE_ID, BASE_REVISION, VOCABULARY
 from adapterd.gpu_cache import AdapterCache, CacheConfig
 from adapterd.gpu_cache.engine import LoRAEngine
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.sources import RegistrySource
-
-from .reference import merged_logits
-from .world import BASE_ID, BASE_REVISION, VOCABULARY
 
 if TYPE_CHECKING:
     import torch
@@ -77,10 +76,11 @@ def worker_cache(
     url: str, token: str, trust: TrustStore, base: BaseSpec, device: str, store: Path
 ) -> Iterator[AdapterCache]:
     """A started cache over `store`, which verifies everything itself."""
-    config = CacheConfig(
-        device=device, vram_bytes=CACHE_BYTES, host_bytes=CACHE_BYTES, dtype="F32", store=store
-    )
-    with RegistrySource(url, token) as source, AdapterCache(config, base=base, source=source, trust=trust) as cache:
+    config = CacheConfig(device=device, vram_bytes=CACHE_BYTES, host_bytes=CACHE_BYTES, dtype="F32", store=store)
+    with (
+        RegistrySource(url, token) as source,
+        AdapterCache(config, base=base, source=source, trust=trust) as cache,
+    ):
         yield cache
 
 
@@ -148,7 +148,11 @@ def _timed(work: Callable[[], Lease]) -> tuple[Lease, float]:
 
 
 def _compare(
-    model: torch.nn.Module, request: Request, ids_T: torch.Tensor, got_TV: torch.Tensor, alone_TV: torch.Tensor
+    model: torch.nn.Module,
+    request: Request,
+    ids_T: torch.Tensor,
+    got_TV: torch.Tensor,
+    alone_TV: torch.Tensor,
 ) -> RowResult:
     """Largest difference from the merged float64 model; base rows also bit for bit with the untouched base."""
     wanted_TV = merged_logits(model, request.parts, ids_T)

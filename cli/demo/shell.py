@@ -71,7 +71,5 @@ def _failure(words: tuple[str | Path, ...], answer: Mapping[str, Any], diagnosis
     problems = [Problem.from_json(p) for p in answer.get("problems", [])]
     if not any(p.severity == "reject" for p in problems):
         command = " ".join(str(w) for w in words[:2])
-        problems.append(
-            reject(Code.INTERNAL, f"adapterctl {command}", diagnosis.strip() or "failed without a word")
-        )
+        problems.append(reject(Code.INTERNAL, f"adapterctl {command}", diagnosis.strip() or "failed without a word"))
     return error_from(problems)

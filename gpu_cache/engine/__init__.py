@@ -1,6 +1,6 @@
 """Grouped LoRA over one base model: see `LoRAEngine`."""
 
-from .engine import LoRAEngine, Step
-from .receipt import Applied, Receipt, SegmentReceipt
+from adapterd.gpu_cache.engine.engine import LoRAEngine, Step
+from adapterd.gpu_cache.engine.receipt import Applied, Receipt, SegmentReceipt
 
 __all__ = ["Applied", "LoRAEngine", "Receipt", "SegmentReceipt", "Step"]

@@ -10,13 +10,12 @@ from typing import Generic, TypeVar
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from adapterd.gpu_cache.engine.layers import Site, find_sites
+from adapterd.gpu_cache.engine.plan import LeaseLike, ServingCache, Ticket, build_plan, check_rows
+from adapterd.gpu_cache.engine.receipt import Receipt
+from adapterd.gpu_cache.engine.step import CurrentStep, LayerHook, RunningStep
+from adapterd.gpu_cache.engine.tables import Tables
 from adapterd.loader.base_model import BaseSpec
-
-from .layers import Site, find_sites
-from .plan import LeaseLike, ServingCache, Ticket, build_plan, check_rows
-from .receipt import Receipt
-from .step import CurrentStep, LayerHook, RunningStep
-from .tables import Tables
 
 LeaseT = TypeVar("LeaseT", bound=LeaseLike | None)
 
@@ -88,8 +87,7 @@ class LoRAEngine(Generic[LeaseT]):
         self.served = frozenset(part.path for site in sites for part in site.slices)
         self._tables = Tables(self.served)
         self._handles = [
-            site.module.register_forward_hook(LayerHook(site, self._current), with_kwargs=True)
-            for site in sites
+            site.module.register_forward_hook(LayerHook(site, self._current), with_kwargs=True) for site in sites
         ]
 
     def step(self, rows: Iterable[tuple[LeaseT, int]]) -> Step[LeaseT]:
@@ -184,9 +182,7 @@ class LoRAEngine(Generic[LeaseT]):
     def __enter__(self) -> LoRAEngine[LeaseT]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
 
@@ -212,9 +208,7 @@ class Step(Generic[LeaseT]):
         self._begun = self._engine._begin(self._rows)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if self._begun is None:
             raise RuntimeError("the step was never entered")
         ticket, running = self._begun

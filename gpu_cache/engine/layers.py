@@ -112,9 +112,7 @@ def _plain_slice(path: str, widths: tuple[int, int], base: BaseSpec) -> tuple[Sl
     return (Slice(path, 0, widths[1]),)
 
 
-def _stacked_slices(
-    path: str, widths: tuple[int, int], parts: list[str], base: BaseSpec
-) -> tuple[Slice, ...]:
+def _stacked_slices(path: str, widths: tuple[int, int], parts: list[str], base: BaseSpec) -> tuple[Slice, ...]:
     """The parts in order along out_features; none where there are none, or none in the table."""
     entries = [_part(part, base) for part in parts]
     if not any(entries):

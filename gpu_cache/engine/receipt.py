@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .plan import BatchPlan, Component
+    from adapterd.gpu_cache.engine.plan import BatchPlan, Component
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,4 @@ def segment_receipts(plan: BatchPlan) -> tuple[SegmentReceipt, ...]:
 
 def _applied(component: Component) -> Applied:
     resident = component.resident
-    return Applied(
-        resident.key.tenant, resident.key.digest, component.weight, resident.slot, resident.generation
-    )
+    return Applied(resident.key.tenant, resident.key.digest, component.weight, resident.slot, resident.generation)

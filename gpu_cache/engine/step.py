@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from adapterd.gpu_cache.engine.receipt import Receipt, segment_receipts
+from adapterd.gpu_cache.engine.reference import KERNEL, Term, accumulate_dtype, delta
 from adapterd.loader.errors import Code, error
 
-from .receipt import Receipt, segment_receipts
-from .reference import KERNEL, Term, accumulate_dtype, delta
-
 if TYPE_CHECKING:
-    from .layers import Site, Slice
-    from .plan import BatchPlan, Segment
-    from .tables import ResidentTable, Tables
+    from adapterd.gpu_cache.engine.layers import Site, Slice
+    from adapterd.gpu_cache.engine.plan import BatchPlan, Segment
+    from adapterd.gpu_cache.engine.tables import ResidentTable, Tables
 
 
 class RunningStep:
@@ -74,9 +73,7 @@ class RunningStep:
         y_ro[rows, columns] += delta(x_ri[rows], terms, dtype=dtype, batch_invariant=self._batch_invariant)
 
     def _terms(self, segment: Segment, part: Slice) -> list[Term]:
-        found = (
-            self._tables[c.resident.slot].term(part.path, c.weight, self._arena) for c in segment.components
-        )
+        found = (self._tables[c.resident.slot].term(part.path, c.weight, self._arena) for c in segment.components)
         return [term for term in found if term is not None]
 
     def _check(self, site: Site, x: Tensor, y: Tensor) -> None:
@@ -129,9 +126,7 @@ class LayerHook:
         self._site = site
         self._current = current
 
-    def __call__(
-        self, module: object, args: Sequence[Any], kwargs: dict[str, Any], output: object
-    ) -> Tensor | None:
+    def __call__(self, module: object, args: Sequence[Any], kwargs: dict[str, Any], output: object) -> Tensor | None:
         running = self._current.running
         if running is None:
             return None

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from adapterd.gpu_cache.engine.reference import Term
 from adapterd.loader.errors import Code, error
 from adapterd.loader.layout import Block, Matrix
-
-from .reference import Term
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .plan import ResidentLike
+    from adapterd.gpu_cache.engine.plan import ResidentLike
 
 TORCH_DTYPE: Mapping[str, torch.dtype] = {
     "F32": torch.float32,

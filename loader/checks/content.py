@@ -24,9 +24,7 @@ DROWNING_RATIO = float(np.finfo(np.float16).eps)
 """‖BA‖ below this part of ‖A‖‖B‖ is lost in rounding once A and B are cast to half precision."""
 
 
-def hash_problems(
-    package: Package, files: Iterable[FileEntry], declared: Mapping[str, str]
-) -> Iterator[Problem]:
+def hash_problems(package: Package, files: Iterable[FileEntry], declared: Mapping[str, str]) -> Iterator[Problem]:
     """Hashes and sizes that were stated, against the bytes.
 
     Args:
@@ -44,14 +42,10 @@ def hash_problems(
     for name, digest in sorted(declared.items()):
         actual = found.get(name)
         if actual is None:
-            yield reject(
-                Code.HASH_MISMATCH, shown(name), "a hash is declared for it, but it is not in the package"
-            )
+            yield reject(Code.HASH_MISMATCH, shown(name), "a hash is declared for it, but it is not in the package")
         elif actual.sha256 != digest.lower():
             message = f"has SHA-256 {actual.sha256}, {shown(digest, 64)} was declared"
-            yield reject(
-                Code.HASH_MISMATCH, shown(name), message, "The file changed on its way; send it again."
-            )
+            yield reject(Code.HASH_MISMATCH, shown(name), message, "The file changed on its way; send it again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +73,13 @@ def read_content(reader: FileReader, pairs: Sequence[Pair], scalings: Mapping[st
 def _not_finite(found: NotFinite) -> Problem:
     first = f"the first is {found.value} at [{found.row}, {found.column}]"
     message = f"values that are not finite: {found.count}, {first}"
-    return reject(
-        Code.NONFINITE, shown(found.tensor), message, "The training diverged, or the file is damaged."
-    )
+    return reject(Code.NONFINITE, shown(found.tensor), message, "The training diverged, or the file is damaged.")
 
 
 def _zero(effects: Mapping[str, Effect]) -> Iterator[Problem]:
     zero = sorted(m for m, e in effects.items() if e.zero)
     if zero and len(zero) == len(effects):
-        hint = (
-            "Was it saved before training, or from the wrong object? It can be allowed by name: ZERO_DELTA."
-        )
+        hint = "Was it saved before training, or from the wrong object? It can be allowed by name: ZERO_DELTA."
         message = f"scaling · B · A is zero in all {len(zero)} adapted modules: the adapter does nothing"
         yield reject(Code.ZERO_DELTA, shown(_group(zero, ()) or zero[0]), message, hint)
     elif zero:
@@ -115,9 +105,7 @@ def _suspect(effects: Mapping[str, Effect]) -> Iterator[Problem]:
     if large:
         values = f"values up to {alive[large[0]].largest:.3g}"
         message = f"{several(map(shown, large))} hold {values}, float16 ends at 65504"
-        yield warn(
-            Code.SCALE_SUSPECT, shown(large[0]), message, "Was the file written with another byte order?"
-        )
+        yield warn(Code.SCALE_SUSPECT, shown(large[0]), message, "Was the file written with another byte order?")
     if drowning:
         where = several(map(shown, drowning))
         message = f"A and B nearly cancel in {where}; in half precision the effect would drown"

@@ -46,9 +46,7 @@ def _candidates(base: BaseSpec, *, all_linear: bool) -> Iterator[BaseModule]:
 def _untargeted(config: PeftConfig, modules: list[str]) -> Iterator[Problem]:
     if not modules:
         return
-    shown_targets = (
-        config.target_modules if isinstance(config.target_modules, str) else several(config.target_modules)
-    )
+    shown_targets = config.target_modules if isinstance(config.target_modules, str) else several(config.target_modules)
     message = f"the file adapts {several(map(shown, modules))}, which target_modules does not cover"
     hint = f"target_modules is {shown(shown_targets)}."
     if isinstance(config.target_modules, str):

@@ -77,9 +77,7 @@ def examine(
     return findings.verdict(manifest)
 
 
-def examine_directory(
-    path: Path, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, **options: Any
-) -> Verdict:
+def examine_directory(path: Path, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Verdict:
     """`examine` of a folder; `options` are those of `examine`.
 
     Raises:
@@ -168,11 +166,7 @@ class _Examination:
         values: bool,
     ) -> Manifest | None:
         """Hashes, then values; the manifest if all holds."""
-        entries = (
-            file_entries(self.package, found.stored, progress)
-            if files is None
-            else _given(files, found.stored)
-        )
+        entries = file_entries(self.package, found.stored, progress) if files is None else _given(files, found.stored)
         self.findings.add(*hash_problems(self.package, entries, declared))
         if self.findings.rejected:
             return None
@@ -197,9 +191,7 @@ def _given(files: Iterable[FileEntry], stored: Sequence[str]) -> tuple[FileEntry
     known = {f.path: f for f in files}
     for name in stored:
         if name not in known:
-            raise Refused(
-                reject(Code.HASH_MISMATCH, shown(name), "is in the package, but has not been hashed")
-            )
+            raise Refused(reject(Code.HASH_MISMATCH, shown(name), "is in the package, but has not been hashed"))
     return tuple(known[name] for name in stored)
 
 

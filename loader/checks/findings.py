@@ -48,9 +48,7 @@ class Findings:
         """Keep them in this order, those that the uploader allowed as warnings."""
         for problem in problems:
             if problem.severity == "reject" and problem.code in self._allow:
-                self._warnings.append(
-                    replace(problem, severity="warn", hint="Allowed by name for this version.")
-                )
+                self._warnings.append(replace(problem, severity="warn", hint="Allowed by name for this version."))
             elif problem.severity == "reject":
                 self._rejects.append(problem)
             else:

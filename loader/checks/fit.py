@@ -184,9 +184,5 @@ def _wide_rank(pairs: Iterable[Pair]) -> Iterator[Problem]:
     wide = [p for p in pairs if p.a.shape[0] > min(p.a.shape[1], p.b.shape[0])]
     if wide:
         rank, widest = wide[0].a.shape[0], min(wide[0].a.shape[1], wide[0].b.shape[0])
-        message = (
-            f"rank {rank} is above the module's smaller width {widest}; {len(wide)} modules are like that"
-        )
-        yield warn(
-            Code.RANK_TOO_LARGE, shown(wide[0].module), message, "A smaller rank says the same in less."
-        )
+        message = f"rank {rank} is above the module's smaller width {widest}; {len(wide)} modules are like that"
+        yield warn(Code.RANK_TOO_LARGE, shown(wide[0].module), message, "A smaller rank says the same in less.")

@@ -56,9 +56,7 @@ def _key_problems(keys: Iterable[TensorKey], halves: Iterable[tuple[str, str]]) 
         if isinstance(key, LoraKey):
             continue
         problem = key_problem(key)
-        logical = (
-            (key.logical.module, key.logical.side) if isinstance(key, UnknownKey) and key.logical else None
-        )
+        logical = (key.logical.module, key.logical.side) if isinstance(key, UnknownKey) and key.logical else None
         if logical in taken:
             problem = _duplicate(key)
         elif logical is not None:
@@ -86,9 +84,7 @@ def _half_problems(modules: Iterable[str], halves: Iterable[tuple[str, str]]) ->
         for side, other in (("A", "B"), ("B", "A")):
             if (module, side) not in there:
                 name = f"{PREFIX}{module}.lora_{side}.weight"
-                yield reject(
-                    Code.MISSING_TENSOR, shown(name), f"is missing; lora_{other} of this module is there"
-                )
+                yield reject(Code.MISSING_TENSOR, shown(name), f"is missing; lora_{other} of this module is there")
 
 
 def _empty() -> Problem:

@@ -156,9 +156,7 @@ def _says_something(value: object) -> bool:
 def _unknown(name: str, value: object) -> Problem:
     where = shown(name)
     if value is None or value is False or value in ("", [], {}):
-        return warn(
-            Code.CONFIG_IGNORED_FIELD, where, f"unknown field, {kind_of(value)} that says nothing; ignored"
-        )
+        return warn(Code.CONFIG_IGNORED_FIELD, where, f"unknown field, {kind_of(value)} that says nothing; ignored")
     raise error(
         Code.UNSUPPORTED_FEATURE, where, f"unknown field: {shown(value, 60)} may change what is computed",
         "Remove the field if it is only a note.",

@@ -93,9 +93,7 @@ def rank(limits: Limits) -> Callable[[str, object], int]:
         if found < 1:
             bad_value(name, f"a rank of {shown(found, 40)}; it must be at least 1")
         if found > limits.max_rank:
-            raise error(
-                Code.RANK_TOO_LARGE, shown(name), f"a rank of {shown(found, 40)}, at most {limits.max_rank}"
-            )
+            raise error(Code.RANK_TOO_LARGE, shown(name), f"a rank of {shown(found, 40)}, at most {limits.max_rank}")
         return found
 
     return read

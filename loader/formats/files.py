@@ -84,9 +84,7 @@ class DirectoryPackage:
             reader = DescriptorReader(_open_below(self._root, name), name)
             self._opened[name] = reader
             if reader.size != size:
-                raise error(
-                    Code.ST_TRUNCATED, shown(name), f"{reader.size} bytes, {size} when it was listed", AGAIN
-                )
+                raise error(Code.ST_TRUNCATED, shown(name), f"{reader.size} bytes, {size} when it was listed", AGAIN)
         return self._opened[name]
 
     def close(self) -> None:

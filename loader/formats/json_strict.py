@@ -55,9 +55,7 @@ def parse_object(data: bytes, rules: JsonRules) -> dict[str, Any]:
         Refused: with the code of `rules` for the rule that is broken.
     """
     if len(data) > rules.max_bytes:
-        raise error(
-            rules.too_large, rules.where, f"{len(data)} bytes of JSON, at most {rules.max_bytes} are read"
-        )
+        raise error(rules.too_large, rules.where, f"{len(data)} bytes of JSON, at most {rules.max_bytes} are read")
     _check_shape(data, rules)
     value = _loads(_decode(data, rules), rules)
     if not isinstance(value, dict):
@@ -113,9 +111,7 @@ def _loads(text: str, rules: JsonRules) -> Any:
         raise error(rules.bad_number, rules.where, f"{name} is no JSON number")
 
     try:
-        value = json.loads(
-            text, object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant
-        )
+        value = json.loads(text, object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant)
     except json.JSONDecodeError as bad:
         raise error(rules.invalid, rules.where, f"not JSON: {bad.msg} at character {bad.pos}") from None
     except RecursionError:  # bounded above; a caller who is deep in its own stack gets an answer, too
@@ -129,9 +125,7 @@ def _refuse_duplicate(items: list[tuple[str, Any]], rules: JsonRules) -> NoRetur
     seen: set[str] = set()
     for key, _ in items:
         if key in seen:
-            raise error(
-                rules.duplicate, shown(key), f"{rules.where} holds the key {shown(key)!r} twice in one object"
-            )
+            raise error(rules.duplicate, shown(key), f"{rules.where} holds the key {shown(key)!r} twice in one object")
         seen.add(key)
     raise AssertionError("called without a duplicate")
 
@@ -146,6 +140,4 @@ def _check_surrogates(value: object, rules: JsonRules) -> None:
         elif isinstance(item, list):
             pending += item
         elif isinstance(item, str) and any("\ud800" <= c <= "\udfff" for c in item):
-            raise error(
-                rules.invalid, rules.where, f"the string {shown(item, 60)!r} holds half a surrogate pair"
-            )
+            raise error(rules.invalid, rules.where, f"the string {shown(item, 60)!r} holds half a surrogate pair")

@@ -78,8 +78,6 @@ def _compare(theirs: tuple[_Tensors, dict[str, str]], header: Header) -> None:
     ours = [(t.name, t.dtype, t.shape) for t in header.tensors]
     if tensors != ours:
         where = next((o[0] for o, t in zip(ours, tensors, strict=False) if o != t), WEIGHTS_FILE)
-        raise error(
-            Code.ST_PARSERS_DISAGREE, shown(where), "the safetensors library reads another tensor here"
-        )
+        raise error(Code.ST_PARSERS_DISAGREE, shown(where), "the safetensors library reads another tensor here")
     if metadata != dict(header.metadata):
         raise error(Code.ST_PARSERS_DISAGREE, WEIGHTS_FILE, "the safetensors library reads other metadata")

@@ -28,9 +28,7 @@ HARMLESS_FILES = frozenset({
 })  # fmt: skip
 STORED_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, SIGNATURE_FILE}) | HARMLESS_FILES
 
-_PICKLES = frozenset(
-    {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".dill", ".npy", ".npz", ".mar"}
-)
+_PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".dill", ".npy", ".npz", ".mar"})
 _CODE = frozenset({
     ".py", ".pyc", ".pyd", ".pyw", ".so", ".dll", ".dylib", ".exe", ".com", ".sh", ".bash", ".bat", ".cmd",
     ".ps1", ".js", ".mjs", ".jar", ".wasm", ".ipynb", ".scr", ".vbs", ".lnk",
@@ -74,9 +72,7 @@ def judge_package(sizes: Mapping[str, int], limits: Limits) -> Contents:
     problems += [k for k in kinds.values() if k is not None]
     problems += _missing(sizes, problems)
     stored = tuple(name for name, problem in kinds.items() if problem is None)
-    left_out = tuple(
-        name for name, problem in kinds.items() if problem is not None and problem.severity == "warn"
-    )
+    left_out = tuple(name for name, problem in kinds.items() if problem is not None and problem.severity == "warn")
     problems += _too_large({name: sizes[name] for name in stored}, limits)
     problems.sort(key=lambda p: p.severity != "reject")
     return Contents(stored, left_out, tuple(problems))
@@ -162,9 +158,7 @@ def _weights(name: str, path: PurePosixPath, names: Mapping[str, int]) -> Proble
         return None
     if WEIGHTS_FILE in names and (is_weights or nested):
         message = f"beside {WEIGHTS_FILE}: which of the two is the adapter?"
-        return reject(
-            Code.AMBIGUOUS_WEIGHTS, where, message, "Upload one adapter at a time; remove this file."
-        )
+        return reject(Code.AMBIGUOUS_WEIGHTS, where, message, "Upload one adapter at a time; remove this file.")
     message = "lies in a sub-folder" if nested else f"is not the name that is read; {_wanted(path)} is"
     hint = f"Upload the folder {shown(path.parent)!r} itself." if nested else TWO_FILES
     return reject(Code.UNEXPECTED_FILE, where, message, hint)
@@ -220,11 +214,7 @@ def _too_large(stored: Mapping[str, int], limits: Limits) -> list[Problem]:
     ]
     total = sum(stored.values())
     if total > limits.max_total_bytes:
-        problems.append(
-            reject(Code.QUOTA_EXCEEDED, "package", f"{total} bytes, at most {limits.max_total_bytes}")
-        )
+        problems.append(reject(Code.QUOTA_EXCEEDED, "package", f"{total} bytes, at most {limits.max_total_bytes}"))
     if len(stored) > limits.max_files:
-        problems.append(
-            reject(Code.QUOTA_EXCEEDED, "package", f"{len(stored)} files, at most {limits.max_files}")
-        )
+        problems.append(reject(Code.QUOTA_EXCEEDED, "package", f"{len(stored)} files, at most {limits.max_files}"))
     return problems

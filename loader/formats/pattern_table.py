@@ -58,9 +58,7 @@ class PathKey:
 
     def matches(self, suffix: str) -> bool:
         """For a suffix of the same length."""
-        return all(
-            k in (".", s) or (k == _ESCAPED_DOT and s == ".") for k, s in zip(self.text, suffix, strict=True)
-        )
+        return all(k in (".", s) or (k == _ESCAPED_DOT and s == ".") for k, s in zip(self.text, suffix, strict=True))
 
 
 class PatternTable:

@@ -92,9 +92,7 @@ class BytesReader:
     def read_at(self, offset: int, length: int) -> bytes:
         part = self._data[offset : offset + length]
         if len(part) != length:
-            raise error(
-                Code.ST_TRUNCATED, self._name, f"{length} bytes expected at {offset}, {len(part)} are there"
-            )
+            raise error(Code.ST_TRUNCATED, self._name, f"{length} bytes expected at {offset}, {len(part)} are there")
         return part
 
 

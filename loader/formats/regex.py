@@ -118,9 +118,7 @@ def _split_lookaheads(pattern: str, where: str) -> tuple[list[tuple[bool, str]],
     while rest.startswith(("(?!", "(?=")):
         end = _end_of_group(rest)
         if end is None:
-            raise error(
-                Code.CONFIG_BAD_VALUE, where, f"not a regex: {shown(pattern, 80)!r} has an open group"
-            )
+            raise error(Code.CONFIG_BAD_VALUE, where, f"not a regex: {shown(pattern, 80)!r} has an open group")
         parts.append((rest[2] == "=", rest[3 : end - 1]))
         rest = rest[end:]
     # `^(?!A)B|C` is `(^(?!A)B)|C`: the lookahead would guard one branch only.
@@ -222,9 +220,7 @@ def _re2(pattern: str, where: str, memory: int, *, captures: bool = False) -> An
     else:
         re2.purge()  # its cache would keep the memory of 128 strangers' patterns
         if compiled.programsize > MAX_INSTRUCTIONS:
-            _unsafe(
-                where, f"the pattern takes {compiled.programsize} instructions, at most {MAX_INSTRUCTIONS}"
-            )
+            _unsafe(where, f"the pattern takes {compiled.programsize} instructions, at most {MAX_INSTRUCTIONS}")
         return compiled
     if reason.startswith(_MALFORMED):
         raise error(Code.CONFIG_BAD_VALUE, where, f"not a regex: {shown(reason, 100)}")

@@ -123,9 +123,7 @@ def parse_header(start: bytes, file_size: int, limits: Limits) -> Header:
     span = check_length(start[:LENGTH_BYTES], file_size, limits)
     text = start[LENGTH_BYTES:span]
     if not text.startswith(b"{"):
-        raise error(
-            Code.ST_HEADER_INVALID, WEIGHTS_FILE, f"the header begins with {shown(text[:8])}, not with '{{'"
-        )
+        raise error(Code.ST_HEADER_INVALID, WEIGHTS_FILE, f"the header begins with {shown(text[:8])}, not with '{{'")
     fields = parse_object(text, _rules(limits))
     metadata = _metadata(fields.pop(METADATA, {}), limits)
     if len(fields) > limits.max_tensors:
@@ -205,9 +203,7 @@ def _info_fields(info: object, name: str) -> tuple[str, tuple[int, ...], object]
     if info.keys() != _FIELDS:
         missing, extra = sorted(_FIELDS - info.keys()), sorted(info.keys() - _FIELDS)
         found = f"missing {', '.join(missing)}" if missing else f"unknown {shown(', '.join(extra))}"
-        _fail(
-            Code.ST_HEADER_INVALID, name, f"an entry has dtype, shape and data_offsets and no more; {found}"
-        )
+        _fail(Code.ST_HEADER_INVALID, name, f"an entry has dtype, shape and data_offsets and no more; {found}")
     dtype, shape = info["dtype"], info["shape"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         _fail(Code.ST_BAD_DTYPE, name, f"unknown dtype {shown(dtype, 40)!r}")

@@ -75,9 +75,7 @@ _FEATURES: tuple[tuple[str, str], ...] = (
 # Modules that PEFT saves whole without being told: classification heads (`SEQ_CLS_HEAD_NAMES`, and
 # DistilBERT's second layer, which `classifier` takes along), and the embeddings of a resized vocabulary
 # (`EMBEDDING_LAYER_NAMES`).
-_SAVED_WHOLE = frozenset(
-    {"score", "classifier", "pre_classifier", "qa_outputs", "lm_head", "embed_tokens", "wte"}
-)
+_SAVED_WHOLE = frozenset({"score", "classifier", "pre_classifier", "qa_outputs", "lm_head", "embed_tokens", "wte"})
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPER_NAMES = {
     "_orig_mod": "torch.compile", "_fsdp_wrapped_module": "FSDP",
@@ -94,9 +92,7 @@ def classify(name: str) -> TensorKey:
         return PrefixKey(name, f"the prefix {PREFIX!r} stands there twice")
     for segment in path.split("."):
         if segment in _WRAPPERS:
-            return PrefixKey(
-                name, f"'{segment}' is the wrapper of {_WRAPPER_NAMES[segment]}, not a module of the base"
-            )
+            return PrefixKey(name, f"'{segment}' is the wrapper of {_WRAPPER_NAMES[segment]}, not a module of the base")
     return _classify_path(name, path)
 
 
@@ -133,9 +129,7 @@ def _unknown(name: str, path: str) -> UnknownKey:
     if parts[-1] in ("lora_A", "lora_B"):
         return UnknownKey(name, f"{parts[-1]} without '.weight' is not how PEFT saves LoRA")
     if "lora_down" in parts or "lora_up" in parts:
-        return UnknownKey(
-            name, "lora_down and lora_up are the names of Kohya's format, PEFT's are lora_A and lora_B"
-        )
+        return UnknownKey(name, "lora_down and lora_up are the names of Kohya's format, PEFT's are lora_A and lora_B")
     if parts[-1] == "alpha":
         return UnknownKey(name, "PEFT keeps alpha in adapter_config.json; this tensor would be ignored")
     if parts[-1] == "weight":
@@ -144,9 +138,7 @@ def _unknown(name: str, path: str) -> UnknownKey:
 
 
 def _without_prefix(name: str) -> TensorKey:
-    if not any(
-        mark in name for mark in (".lora_A.", ".lora_B.", ".lora_embedding_", ".lora_magnitude_vector")
-    ):
+    if not any(mark in name for mark in (".lora_A.", ".lora_B.", ".lora_embedding_", ".lora_magnitude_vector")):
         return UnknownKey(name, f"not the name of a LoRA tensor: those start with {PREFIX!r}")
     first = name.partition(".")[0]
     if PREFIX in name and first in _WRAPPER_NAMES:
@@ -164,10 +156,6 @@ def key_problem(key: FeatureKey | PrefixKey | UnknownKey) -> Problem:
                 "Train without it, or merge it into a base of its own.",
             )  # fmt: skip
         case PrefixKey():
-            return reject(
-                Code.KEY_PREFIX, where, key.message, "Save the adapter with PEFT's save_pretrained."
-            )
+            return reject(Code.KEY_PREFIX, where, key.message, "Save the adapter with PEFT's save_pretrained.")
         case UnknownKey():
-            return reject(
-                Code.UNKNOWN_KEY, where, key.message, "Save the adapter with PEFT's save_pretrained."
-            )
+            return reject(Code.UNKNOWN_KEY, where, key.message, "Save the adapter with PEFT's save_pretrained.")

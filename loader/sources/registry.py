@@ -146,9 +146,7 @@ class RegistrySource:
 
     def _stream(self, response: httpx.Response) -> Iterator[bytes]:
         if _is_encoded(response):
-            raise error(
-                Code.SERVER_ERROR, self._url, "answers with a compressed body, which was not asked for"
-            )
+            raise error(Code.SERVER_ERROR, self._url, "answers with a compressed body, which was not asked for")
         with self._narrowed():
             yield from response.iter_bytes()
 
@@ -220,9 +218,7 @@ def _parse_resolved(data: bytes, ref: Ref) -> Resolved:
     if len(items) != 1 or not isinstance(items[0], dict):
         raise Malformed("items", "must hold one entry")
     if "problem" in items[0]:
-        found = problem(items[0]["problem"], str(ref)) or Malformed(
-            "items[0].problem", "is no problem of ours"
-        )
+        found = problem(items[0]["problem"], str(ref)) or Malformed("items[0].problem", "is no problem of ours")
         raise not_found(ref) if isinstance(found, NotFound) else found
     need = {"ref", "tenant", "adapter", "version_digest", "number", "base", "state"}
     item = Fields(items[0], "items[0]", need=need, may=items[0].keys())

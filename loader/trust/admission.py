@@ -245,9 +245,7 @@ def _from_payload(payload: bytes) -> AdmissionStatement:
 
 def _base(value: object) -> BasePin:
     fields = Fields(value, "base", need={"id", "revision", "module_table_digest"})
-    return BasePin(
-        fields.text("id", _BASE_ID), fields.text("revision", _REVISION), fields.hex64("module_table_digest")
-    )
+    return BasePin(fields.text("id", _BASE_ID), fields.text("revision", _REVISION), fields.hex64("module_table_digest"))
 
 
 def _file(value: object, where: str) -> FileEntry:
@@ -291,9 +289,7 @@ def _check_agreement(s: AdmissionStatement) -> None:
     if len(s.chunks) != -(-weights // CHUNK_BYTES):
         raise Malformed("chunks", f"{len(s.chunks)} digests do not go with {weights} bytes")
     if {s.oms_root_digest is None, s.signature_sha256 is None, s.publisher == NO_PUBLISHER} == {True, False}:
-        raise Malformed(
-            "publisher", "a signature has a root digest, a SHA-256 and a publisher, or none of them"
-        )
+        raise Malformed("publisher", "a signature has a root digest, a SHA-256 and a publisher, or none of them")
     if list(s.allowed) != sorted(set(s.allowed)):
         raise Malformed("allowed", "must be sorted, each code once")
     if s.issued_at.utcoffset() != UTC.utcoffset(None) or s.issued_at.microsecond:

@@ -81,7 +81,7 @@ class PublicKey:
         except (ValueError, UnsupportedAlgorithm) as e:
             raise error(Code.KEY_UNSUPPORTED, "key", "this is not a PEM public key", _PUBLIC_HINT) from e
         algorithm = _algorithm(key, _PUBLIC_HINT)
-        assert isinstance(key, ec.EllipticCurvePublicKey | Ed25519PublicKey)  # noqa: S101 - for the type checker
+        assert isinstance(key, ec.EllipticCurvePublicKey | Ed25519PublicKey)
         return cls(key, algorithm)
 
     @cached_property
@@ -141,7 +141,7 @@ class PrivateKey:
         except (ValueError, UnsupportedAlgorithm) as e:
             raise error(Code.KEY_UNSUPPORTED, "key", "this is not a PEM private key", _PRIVATE_HINT) from e
         algorithm = _algorithm(key, _PRIVATE_HINT)
-        assert isinstance(key, ec.EllipticCurvePrivateKey | Ed25519PrivateKey)  # noqa: S101 - for the type checker
+        assert isinstance(key, ec.EllipticCurvePrivateKey | Ed25519PrivateKey)
         return cls(key, algorithm)
 
     def to_pem(self) -> bytes:

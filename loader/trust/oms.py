@@ -220,9 +220,7 @@ def _check_serialization(value: object) -> None:
     ignored = fields.items("ignore_paths", most=16) if fields.raw("ignore_paths") is not None else []
     for name in ignored:
         if not isinstance(name, str) or name not in IGNORED_NAMES:
-            raise Malformed(
-                fields.at("ignore_paths"), f"{str(name)[:80]!r} may not be left out of a signature"
-            )
+            raise Malformed(fields.at("ignore_paths"), f"{str(name)[:80]!r} may not be left out of a signature")
 
 
 def _resources(predicate: Fields) -> list[tuple[str, str]]:
@@ -267,5 +265,5 @@ def _not_exact(where: str, message: str) -> Untrusted:
         message,
         "Sign the package again once its files are the ones you mean.",
     )
-    assert isinstance(found, Untrusted)  # noqa: S101 - CATEGORY says so
+    assert isinstance(found, Untrusted)
     return found

@@ -30,7 +30,7 @@ _RULES = JsonRules(
 )
 
 
-class Malformed(Exception):  # noqa: N818 - it says what the document is
+class Malformed(Exception):
     """The document is not what it must be. Never leaves the loader: its callers translate it.
 
     Attributes:

@@ -214,9 +214,7 @@ class TrustedVersion:
             ("SHA-256 of model.sig", statement.signature_sha256, signature.bundle_sha256),
         ]:
             if wanted != found:
-                raise error(
-                    Code.STATEMENT_MISMATCH, name, f"the statement says {wanted}, model.sig gives {found}"
-                )
+                raise error(Code.STATEMENT_MISMATCH, name, f"the statement says {wanted}, model.sig gives {found}")
         return signature
 
     def _check_unsigned(self, statement: AdmissionStatement) -> None:

@@ -83,9 +83,7 @@ def routes(context: Context) -> APIRouter:
         return file_response(request, blobs, tenant, entry, FILE_TYPE)
 
     @router.get(_VERSION + "/signature")
-    def signature(
-        request: Request, tenant: str, adapter: str, version: str, caller: CurrentCaller
-    ) -> Response:
+    def signature(request: Request, tenant: str, adapter: str, version: str, caller: CurrentCaller) -> Response:
         """The publisher's signature; 404 where there is none."""
         caller.require(tenant, Scope.ADAPTERS_READ, adapter)
         entry = _stored(context, tenant, adapter, version, SIGNATURE_FILE)

@@ -52,7 +52,7 @@ def _current_caller(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_documented)]
 ) -> Caller:
     caller = request.state.caller
-    assert isinstance(caller, Caller)  # noqa: S101 - the middleware saw to it
+    assert isinstance(caller, Caller)
     return caller
 
 
@@ -62,9 +62,7 @@ CurrentCaller = Annotated[Caller, Depends(_current_caller)]
 def _bearer(header: str) -> str:
     scheme, _, token = header.partition(" ")
     if scheme.lower() != "bearer":
-        raise error(
-            Code.UNAUTHENTICATED, "Authorization", "no token was given", "Send `Authorization: Bearer adr…`."
-        )
+        raise error(Code.UNAUTHENTICATED, "Authorization", "no token was given", "Send `Authorization: Bearer adr…`.")
     return token.strip()
 
 

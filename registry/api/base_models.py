@@ -28,9 +28,7 @@ def routes(context: Context) -> APIRouter:
         return reply(_base(base_models.add(BaseSpec.from_json(body), actor=caller.token_id)), 201)
 
     @router.get("/v1/base-models")
-    def listed(
-        request: Request, caller: CurrentCaller, cursor: Cursor = None, limit: Limit = 100
-    ) -> Response:
+    def listed(request: Request, caller: CurrentCaller, cursor: Cursor = None, limit: Limit = 100) -> Response:
         """All base models, by id and revision."""
         found = base_models.list(after=pair_cursor(cursor), limit=limit + 1)
         items, following = cut(found, limit, lambda info: (info.pin.id, info.pin.revision))

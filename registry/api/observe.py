@@ -44,12 +44,8 @@ class Observer:
             "adapterd_request_seconds", "Time to the end of the answer.", ("method", "route"),
             buckets=SECONDS, registry=self._registry,
         )  # fmt: skip
-        self._uploads = Counter(
-            "adapterd_uploads", "Uploads that were closed.", ("outcome",), registry=self._registry
-        )
-        self._received = Counter(
-            "adapterd_received_bytes", "Bytes of uploads taken.", registry=self._registry
-        )
+        self._uploads = Counter("adapterd_uploads", "Uploads that were closed.", ("outcome",), registry=self._registry)
+        self._received = Counter("adapterd_received_bytes", "Bytes of uploads taken.", registry=self._registry)
 
     def metrics(self) -> bytes:
         """The text format of Prometheus."""
@@ -92,9 +88,7 @@ class Observer:
         """An upload was refused."""
         self._uploads.labels("refused").inc()
         codes = [p.code.value for p in upload.problems if p.severity == "reject"]
-        self.log.info(
-            "upload.refused", tenant=upload.tenant, upload=upload.id, adapter=upload.adapter, codes=codes
-        )
+        self.log.info("upload.refused", tenant=upload.tenant, upload=upload.id, adapter=upload.adapter, codes=codes)
 
 
 class Observe:

@@ -81,6 +81,4 @@ def _decode(cursor: str | None, start: Any) -> Any:
 
 
 def _invalid() -> AdapterdError:
-    return error(
-        Code.REQUEST_INVALID, "cursor", "this cursor is not one of ours", "Use `next` of the page before."
-    )
+    return error(Code.REQUEST_INVALID, "cursor", "this cursor is not one of ours", "Use `next` of the page before.")

@@ -60,15 +60,15 @@ def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
     """Turn everything that is raised below into problem documents."""
 
     async def own(request: Request, caught: Exception) -> Response:
-        assert isinstance(caught, AdapterdError)  # noqa: S101 - registered for it
+        assert isinstance(caught, AdapterdError)
         return _respond(request, caught)
 
     async def http(request: Request, caught: Exception) -> Response:
-        assert isinstance(caught, HTTPException)  # noqa: S101 - registered for it
+        assert isinstance(caught, HTTPException)
         return _from_http(request, caught, routers)
 
     async def validation(request: Request, caught: Exception) -> Response:
-        assert isinstance(caught, RequestValidationError)  # noqa: S101 - registered for it
+        assert isinstance(caught, RequestValidationError)
         return _respond(request, _from_validation(caught))
 
     async def bug(request: Request, _caught: Exception) -> Response:
@@ -135,16 +135,12 @@ def _from_http(request: Request, caught: HTTPException, routers: Sequence[APIRou
     if isinstance(caught.__cause__, AdapterdError):  # raised while FastAPI read the body
         return _respond(request, caught.__cause__)
     if caught.status_code == HTTPStatus.NOT_FOUND:
-        return _respond(
-            request, NotFound(reject(Code.NOT_FOUND, request.url.path, MISSING_MESSAGE, MISSING_HINT))
-        )
+        return _respond(request, NotFound(reject(Code.NOT_FOUND, request.url.path, MISSING_MESSAGE, MISSING_HINT)))
     if caught.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allow = ", ".join(allowed_methods(routers, request.url.path)) or "GET"
         response = _respond(
             request,
-            error(
-                Code.METHOD_NOT_ALLOWED, request.method, "this address has no such method", f"It has {allow}."
-            ),
+            error(Code.METHOD_NOT_ALLOWED, request.method, "this address has no such method", f"It has {allow}."),
         )
         response.headers["Allow"] = allow
         return response

@@ -34,8 +34,6 @@ def routes(context: Context) -> APIRouter:
     def resolve(body: Wanted, caller: CurrentCaller) -> Response:
         """One item a reference, in order: a version, or the problem with it."""
         found = context.resolver.resolve(caller, body.refs)
-        return reply(
-            {"items": [resolved_json(ref, item) for ref, item in zip(body.refs, found, strict=True)]}
-        )
+        return reply({"items": [resolved_json(ref, item) for ref, item in zip(body.refs, found, strict=True)]})
 
     return router

@@ -38,9 +38,7 @@ async def pour(request: Request, take: Callable[[bytes], None]) -> int:
     return count
 
 
-def file_response(
-    request: Request, blobs: BlobStore, tenant: str, entry: FileEntry, media_type: str
-) -> Response:
+def file_response(request: Request, blobs: BlobStore, tenant: str, entry: FileEntry, media_type: str) -> Response:
     """A stored file, or the one range of it that is asked for (RFC 9110 §14).
 
     Raises:

@@ -51,9 +51,7 @@ def routes(context: Context) -> APIRouter:
         return reply(_tenant(tenants.create(body.name, actor=caller.token_id)), 201)
 
     @router.get("/v1/tenants")
-    def listed(
-        request: Request, caller: CurrentCaller, cursor: Cursor = None, limit: Limit = 100
-    ) -> Response:
+    def listed(request: Request, caller: CurrentCaller, cursor: Cursor = None, limit: Limit = 100) -> Response:
         """All tenants, by name."""
         caller.require(None, Scope.OPERATOR)
         found = tenants.list(after=text_cursor(cursor), limit=limit + 1)

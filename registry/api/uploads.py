@@ -118,7 +118,8 @@ def routes(context: Context) -> APIRouter:
         """Make a version of it. Safe to repeat; `processing` means that another request is at it."""
         closed = desk.finalize(tenant, upload_id, caller)
         if closed.state is UploadState.REFUSED:
-            raise error_from(closed.problems)
+            # Refusals come first among the problems; the warnings beside them are told, too.
+            raise type(error_from(closed.problems))(*closed.problems)
         return reply(desk.shown(closed), 202)
 
     return router
@@ -172,9 +173,7 @@ class _Desk:
     def shown(self, upload: Upload) -> dict[str, Any]:
         version = None
         if upload.number is not None:
-            version = detail_json(
-                self._context.versions.get(upload.tenant, upload.adapter, str(upload.number))
-            )
+            version = detail_json(self._context.versions.get(upload.tenant, upload.adapter, str(upload.number)))
         return {
             "id": upload.id,
             "state": upload.state.value,

@@ -82,11 +82,7 @@ class LocalBlobs:
 
 def storage_error(caught: OSError) -> AdapterdError:
     """Unavailable: STORAGE_FULL or STORAGE_UNAVAILABLE."""
-    what = (
-        f"{caught.strerror or caught}: {caught.filename}"
-        if caught.filename
-        else str(caught.strerror or caught)
-    )
+    what = f"{caught.strerror or caught}: {caught.filename}" if caught.filename else str(caught.strerror or caught)
     if caught.errno in _FULL:
         return error(Code.STORAGE_FULL, "blobs", what, "Free some space and try again; nothing was stored.")
     return error(Code.STORAGE_UNAVAILABLE, "blobs", what, "Check the data directory and its permissions.")

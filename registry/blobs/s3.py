@@ -114,16 +114,12 @@ class S3Blobs:
     def _place(self, tenant: str, sha256: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.key(tenant, sha256)}
 
-    def _send(
-        self, place: dict[str, str], reader: BinaryIO, size: int, sha256: str, condition: dict[str, str]
-    ) -> None:
+    def _send(self, place: dict[str, str], reader: BinaryIO, size: int, sha256: str, condition: dict[str, str]) -> None:
         """The server hashes what arrives and refuses it unless it is what was hashed here."""
         reader.seek(0)
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
         with _narrowed():
-            self.client.put_object(
-                **place, Body=reader, ContentLength=size, ChecksumSHA256=checksum, **condition
-            )
+            self.client.put_object(**place, Body=reader, ContentLength=size, ChecksumSHA256=checksum, **condition)
 
     def _keep_or_mend(self, place: dict[str, str], reader: BinaryIO, size: int, sha256: str) -> None:
         """The object is there: it holds these bytes, or was damaged in the bucket and is replaced."""
@@ -175,9 +171,7 @@ def _narrow(caught: ClientError) -> Exception:
 
 
 def _unavailable(code: Code, message: str) -> AdapterdError:
-    return error(
-        code, "blobs", message[:300], "Check the S3 settings (endpoint, bucket, credentials) and the server."
-    )
+    return error(code, "blobs", message[:300], "Check the S3 settings (endpoint, bucket, credentials) and the server.")
 
 
 def _digest(body: Any) -> str:
@@ -194,7 +188,5 @@ def _checked_size(reader: BinaryIO, sha256: str) -> int:
         raise hash_mismatch(sha256, found)
     size = reader.tell()
     if size > MAX_PUT_BYTES:
-        raise error(
-            Code.QUOTA_EXCEEDED, sha256, f"{size} bytes; one file in a bucket may have {MAX_PUT_BYTES}"
-        )
+        raise error(Code.QUOTA_EXCEEDED, sha256, f"{size} bytes; one file in a bucket may have {MAX_PUT_BYTES}")
     return size

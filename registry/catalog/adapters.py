@@ -40,18 +40,10 @@ class AdapterService:
 
 def _infos(session: Session, tenant: str, rows: Sequence[AdapterRow]) -> list[AdapterInfo]:
     names = [row.name for row in rows]
-    counted = select(VersionRow.adapter, func.count()).where(
-        VersionRow.tenant == tenant, VersionRow.adapter.in_(names)
-    )
+    counted = select(VersionRow.adapter, func.count()).where(VersionRow.tenant == tenant, VersionRow.adapter.in_(names))
     counts = {row[0]: row[1] for row in session.execute(counted.group_by(VersionRow.adapter))}
     aliases: dict[str, dict[str, str]] = defaultdict(dict)
-    pointing = (
-        select(AliasRow)
-        .where(AliasRow.tenant == tenant, AliasRow.adapter.in_(names))
-        .order_by(AliasRow.alias)
-    )
+    pointing = select(AliasRow).where(AliasRow.tenant == tenant, AliasRow.adapter.in_(names)).order_by(AliasRow.alias)
     for alias in session.scalars(pointing):
         aliases[alias.adapter][alias.alias] = alias.version_digest
-    return [
-        AdapterInfo(r.name, counts.get(r.name, 0), r.created_at, r.updated_at, aliases[r.name]) for r in rows
-    ]
+    return [AdapterInfo(r.name, counts.get(r.name, 0), r.created_at, r.updated_at, aliases[r.name]) for r in rows]

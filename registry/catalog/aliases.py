@@ -45,9 +45,7 @@ class AliasService:
                 raise missing(alias)
             return AliasInfo(row.alias, row.number, row.version_digest)
 
-    def put(
-        self, tenant: str, adapter: str, alias: str, digest: str, *, expected: str | None, actor: str
-    ) -> AliasInfo:
+    def put(self, tenant: str, adapter: str, alias: str, digest: str, *, expected: str | None, actor: str) -> AliasInfo:
         """Point an alias to the version with that digest.
 
         Args:
@@ -73,9 +71,7 @@ class AliasService:
             )  # fmt: skip
             return info
 
-    def point(
-        self, session: Session, tenant: str, alias: str, version: VersionRow, *, actor: str
-    ) -> AliasInfo:
+    def point(self, session: Session, tenant: str, alias: str, version: VersionRow, *, actor: str) -> AliasInfo:
         """Move an alias in the caller's transaction, which holds the tenant's lock; no move, no history.
 
         Raises:
@@ -88,9 +84,7 @@ class AliasService:
             )  # fmt: skip
         row = session.get(AliasRow, (tenant, version.adapter, alias), populate_existing=True)
         if row is None:
-            row = AliasRow(
-                tenant=tenant, adapter=version.adapter, alias=alias, number=0, version_digest="", moves=0
-            )
+            row = AliasRow(tenant=tenant, adapter=version.adapter, alias=alias, number=0, version_digest="", moves=0)
             session.add(row)
         if row.number != version.number:
             row.number, row.version_digest, row.moves = version.number, version.version_digest, row.moves + 1

@@ -76,9 +76,7 @@ def _choose(ref: Ref, found: _Found) -> Pinned:
             Code.VERSION_WITHDRAWN, str(ref), f"version {row.number} is {row.state}",
             "A yanked version can still be had by its digest; a quarantined one must be released first.",
         )  # fmt: skip
-    return Pinned(
-        row.tenant, row.adapter, row.number, row.version_digest, pin_of(row), VersionState(row.state)
-    )
+    return Pinned(row.tenant, row.adapter, row.number, row.version_digest, pin_of(row), VersionState(row.state))
 
 
 def _aliases(session: Session, refs: Sequence[Ref]) -> dict[_Place, VersionRow]:
@@ -101,6 +99,4 @@ def _digests(session: Session, refs: Sequence[Ref]) -> dict[_Place, VersionRow]:
         tuple_(VersionRow.tenant, VersionRow.adapter, VersionRow.version_digest).in_(places)
     )
     # Ascending, so that the newest of equal content is the one that stays.
-    return {
-        (r.tenant, r.adapter, r.version_digest): r for r in session.scalars(query.order_by(VersionRow.number))
-    }
+    return {(r.tenant, r.adapter, r.version_digest): r for r in session.scalars(query.order_by(VersionRow.number))}

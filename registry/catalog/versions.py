@@ -93,9 +93,7 @@ class VersionService:
         with self._db.read() as session:
             return _find(session, tenant, adapter, version, VersionRow.statement).statement
 
-    def set_state(
-        self, tenant: str, adapter: str, version: str, state: VersionState, *, actor: str
-    ) -> VersionInfo:
+    def set_state(self, tenant: str, adapter: str, version: str, state: VersionState, *, actor: str) -> VersionInfo:
         """Take a version out of service, or put it back; the same again changes nothing. Raises NotFound."""
         with self._db.write() as session:
             self._tenants.lock(session, tenant)
@@ -161,9 +159,7 @@ def _same(session: Session, tenant: str, adapter: str, digest: str, base: BasePi
 
 
 def _next_number(session: Session, tenant: str, adapter: str) -> int:
-    query = select(func.max(VersionRow.number)).where(
-        VersionRow.tenant == tenant, VersionRow.adapter == adapter
-    )
+    query = select(func.max(VersionRow.number)).where(VersionRow.tenant == tenant, VersionRow.adapter == adapter)
     return (session.scalar(query) or 0) + 1
 
 

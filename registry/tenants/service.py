@@ -88,9 +88,7 @@ class TenantService:
             row.allow = sorted(code.value for code in policy.allow)
             row.limits = _overrides(policy.limits)
             detail = {**policy.as_json(), "policy_id": policy.policy_id}
-            self._audit.append(
-                session, tenant=name, actor=actor, action="tenant.policy", target=name, detail=detail
-            )
+            self._audit.append(session, tenant=name, actor=actor, action="tenant.policy", target=name, detail=detail)
         return policy
 
     def lock(self, session: Session, name: str) -> TenantRow:
@@ -109,9 +107,7 @@ class TenantService:
 
 
 def _policy(row: TenantRow) -> TenantPolicy:
-    return TenantPolicy(
-        row.require_signature, frozenset(Code(c) for c in row.allow), Limits.from_json(row.limits)
-    )
+    return TenantPolicy(row.require_signature, frozenset(Code(c) for c in row.allow), Limits.from_json(row.limits))
 
 
 def _overrides(limits: Limits) -> dict[str, object]:

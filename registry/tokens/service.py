@@ -35,9 +35,7 @@ class TokenService:
             cannot try tokens against it; who changes the secret ends all tokens.
     """
 
-    def __init__(
-        self, db: Database, secret: bytes, tenants: TenantService, audit: AuditLog, clock: Clock
-    ) -> None:
+    def __init__(self, db: Database, secret: bytes, tenants: TenantService, audit: AuditLog, clock: Clock) -> None:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"the token secret must have at least {MIN_SECRET_BYTES} bytes")
         self._db = db
@@ -117,9 +115,7 @@ class TokenService:
                 raise missing(token_id)
             if row.revoked_at is None:
                 row.revoked_at = self._clock()
-                self._audit.append(
-                    session, tenant=tenant, actor=actor, action="token.revoke", target=token_id
-                )
+                self._audit.append(session, tenant=tenant, actor=actor, action="token.revoke", target=token_id)
 
     def _new(
         self,

@@ -40,9 +40,7 @@ class UploadService:
         self._lifetime = lifetime
         self._next_sweep = clock() + SWEEP_EVERY
 
-    def create(
-        self, tenant: str, new: NewUpload, *, actor: str, idempotency_key: str | None = None
-    ) -> Upload:
+    def create(self, tenant: str, new: NewUpload, *, actor: str, idempotency_key: str | None = None) -> Upload:
         """Open a session; with a key that was used before, the session that it opened then.
 
         Raises:
@@ -155,9 +153,7 @@ class UploadService:
 
     def _file(self, row: UploadFileRow, state: UploadState) -> UploadFile:
         """The bytes of an admitted upload are in the blobs, so all of them were received."""
-        offset = (
-            row.size if state is UploadState.ADMITTED else self._staging.offset(row.upload_id, row.position)
-        )
+        offset = row.size if state is UploadState.ADMITTED else self._staging.offset(row.upload_id, row.position)
         return UploadFile(row.position, FileEntry(row.path, row.sha256, row.size), offset)
 
 
@@ -203,5 +199,5 @@ def _key_reused() -> Conflict:
         "this key was used for another upload",
         "Use a new key for a new upload.",
     )
-    assert isinstance(found, Conflict)  # noqa: S101 - CATEGORY says so
+    assert isinstance(found, Conflict)
     return found

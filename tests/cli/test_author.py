@@ -46,15 +46,10 @@ def test_verify_prints_the_surface(shell: Commands, package: Path, base_file: Pa
         "model.layers.0.self_attn.q_proj", 4, 8.0, 2.0, "F32",
     )  # fmt: skip
     assert first["delta_norm"] > 0
-    assert (
-        shell.run("verify", package, "--base", base_file, "-q").stdout
-        == body["manifest"]["version_digest"] + "\n"
-    )
+    assert shell.run("verify", package, "--base", base_file, "-q").stdout == body["manifest"]["version_digest"] + "\n"
 
 
-def test_a_missing_folder_is_5_and_a_missing_base_is_2(
-    shell: Commands, package: Path, tmp_path: Path
-) -> None:
+def test_a_missing_folder_is_5_and_a_missing_base_is_2(shell: Commands, package: Path, tmp_path: Path) -> None:
     assert shell.codes("verify", tmp_path / "nope", status=5) == ["PATH_NOT_FOUND"]
     assert shell.codes("verify", package, "--base", tmp_path / "nope.json", status=5) == ["PATH_NOT_FOUND"]
     result = shell.run("verify", package)
@@ -63,9 +58,7 @@ def test_a_missing_folder_is_5_and_a_missing_base_is_2(
     assert "adapterctl base table" in result.stderr
 
 
-def test_a_refusal_is_6_with_everything_that_is_wrong(
-    shell: Commands, tmp_path: Path, base_file: Path
-) -> None:
+def test_a_refusal_is_6_with_everything_that_is_wrong(shell: Commands, tmp_path: Path, base_file: Path) -> None:
     spec = tiny_llama_spec()
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     bad = np.full((4, 32), np.nan, np.float32)
@@ -77,9 +70,7 @@ def test_a_refusal_is_6_with_everything_that_is_wrong(
     assert "FORBIDDEN_FILE" in shell.codes("inspect", folder, "--base", base_file, status=6)
 
 
-def test_a_refusal_wins_over_a_bad_signature(
-    shell: Commands, tmp_path: Path, base_file: Path, key: Path
-) -> None:
+def test_a_refusal_wins_over_a_bad_signature(shell: Commands, tmp_path: Path, base_file: Path, key: Path) -> None:
     folder = write_package(tmp_path / "zero", scale=0.0).directory
     body = shell.json("verify", folder, "--base", base_file, "--key", f"{key}.pub", status=6)
     assert {p["code"] for p in body["problems"]} == {"ZERO_DELTA", "SIGNATURE_MISSING"}
@@ -112,9 +103,7 @@ def test_limits_come_from_a_file(shell: Commands, package: Path, base_file: Path
     assert shell.codes(*words, status=1) == ["SETTINGS_INVALID"]
 
 
-def test_signed_by_one_of_the_keys(
-    shell: Commands, package: Path, base_file: Path, key: Path, tmp_path: Path
-) -> None:
+def test_signed_by_one_of_the_keys(shell: Commands, package: Path, base_file: Path, key: Path, tmp_path: Path) -> None:
     signed = shell.json("sign", package, "--key", key)
     other = tmp_path / "other.pem"
     shell.json("keygen", other)
@@ -143,9 +132,7 @@ def test_what_a_broken_signature_means_is_the_policys(
     assert shell.json("verify", package, "--base", base_file)["signature"]["status"] == "not-checked"
 
 
-def test_signing_again_keeps_what_holds_and_replaces_what_does_not(
-    shell: Commands, package: Path, key: Path
-) -> None:
+def test_signing_again_keeps_what_holds_and_replaces_what_does_not(shell: Commands, package: Path, key: Path) -> None:
     shell.json("sign", package, "--key", key)
     first = (package / "model.sig").read_bytes()
     shell.json("sign", package, "--key", key)

@@ -121,9 +121,7 @@ def test_debug_shows_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> Non
         (["verify", "x", "--sha256", "model=zz"], "'model=zz' is not NAME=<64 hex>", "adapterctl.verify/1"),
     ],
 )
-def test_a_wrong_command_line_is_2_and_one_line(
-    shell: Commands, words: list[str], said: str, schema: str
-) -> None:
+def test_a_wrong_command_line_is_2_and_one_line(shell: Commands, words: list[str], said: str, schema: str) -> None:
     result = shell.run(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error REQUEST_INVALID command line: ")
@@ -184,9 +182,7 @@ def _with_stdout(stdout: int, *words: object) -> tuple[int, str]:
     """Status and stderr of a real process; `stdout` is closed afterwards."""
     command = [sys.executable, "-m", "adapterd.cli.main", *map(str, words)]
     try:
-        done = subprocess.run(
-            command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60
-        )
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     finally:
         os.close(stdout)
     return done.returncode, done.stderr

@@ -19,9 +19,7 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["verify", "--help"], ["base", "add", "--help"], ["--version"]]
-)
+@pytest.mark.parametrize("words", [["--help"], ["verify", "--help"], ["base", "add", "--help"], ["--version"]])
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = (
         "import sys\n"
@@ -29,9 +27,7 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
         f"status = app({words!r}, standalone_mode=False)\n"
         f"print([m for m in {HEAVY!r} if m in sys.modules], status, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr.strip() == "[] 0"
     assert done.stdout.strip()
 

@@ -198,10 +198,7 @@ def test_bases_are_listed_shown_and_exported(world: World, tmp_path: Path) -> No
     acme, out = world.acme, tmp_path / "table.json"
     assert acme.run("base", "list", "-q").stdout.split() == [PINNED]
     assert len(acme.run("base", "show", PINNED, "-q").stdout.split()) == len(tiny_llama_spec().modules)
-    assert (
-        acme.json("base", "export", PINNED, "--out", out)["module_table_digest"]
-        == tiny_llama_spec().table_digest
-    )
+    assert acme.json("base", "export", PINNED, "--out", out)["module_table_digest"] == tiny_llama_spec().table_digest
     assert acme.codes("base", "export", PINNED, "--out", out, status=7) == ["ALREADY_EXISTS"]
     package = write_package(tmp_path / "p").directory
     assert acme.json("verify", package, "--base", out) == acme.json("verify", package, "--base", PINNED)
@@ -230,14 +227,10 @@ def test_administration(world: World, tmp_path: Path) -> None:
     other = tmp_path / "other.pem"
     key_id = acme.json("keygen", other)["key_id"]
     acme.json("key", "add", "acme", f"{other}.pub")
-    assert acme.codes("key", "add", "acme", other, status=3) == [
-        "KEY_UNSUPPORTED"
-    ]  # a private key stays here
+    assert acme.codes("key", "add", "acme", other, status=3) == ["KEY_UNSUPPORTED"]  # a private key stays here
     acme.json("key", "revoke", "acme", key_id)
     assert {k["key_id"]: k["status"] for k in acme.json("key", "list", "acme")["keys"]}[key_id] == "revoked"
-    policy = operator.json("tenant", "policy", "globex", "--allow-unsigned", "--allow", "ZERO_DELTA")[
-        "policy"
-    ]
+    policy = operator.json("tenant", "policy", "globex", "--allow-unsigned", "--allow", "ZERO_DELTA")["policy"]
     assert (policy["require_signature"], policy["allow"]) == (False, ["ZERO_DELTA"])
     assert operator.json("tenant", "policy", "globex")["policy"] == policy
 

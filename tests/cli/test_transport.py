@@ -78,9 +78,7 @@ def test_answers_of_strangers(response: httpx.Response, code: Code) -> None:
     assert _fault(lambda _: response).code is code
 
 
-@pytest.mark.parametrize(
-    "kind", [httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError, httpx.WriteError]
-)
+@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError, httpx.WriteError])
 def test_a_broken_network_is_unreachable(kind: type[httpx.TransportError]) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise kind("broken", request=request)

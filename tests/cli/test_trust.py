@@ -34,18 +34,13 @@ def test_nothing_is_trusted_before_init_and_nothing_by_it(shell: Commands) -> No
     assert shell.codes("trust", "init", status=7) == ["ALREADY_EXISTS"]
 
 
-def test_keys_are_added_for_what_they_are_and_revoked(
-    shell: Commands, key: Path, admission_pub: Path
-) -> None:
+def test_keys_are_added_for_what_they_are_and_revoked(shell: Commands, key: Path, admission_pub: Path) -> None:
     shell.json("trust", "init", "--admission-key", admission_pub)
     publisher = PublicKey.from_pem(Path(f"{key}.pub").read_bytes())
     assert shell.run("trust", "add-key", f"{key}.pub").exit_code == 2  # what for?
     assert shell.codes("trust", "add-key", f"{key}.pub", "--admission", status=3) == ["KEY_UNSUPPORTED"]
     assert shell.codes("trust", "add-key", admission_pub, "--tenant", "acme", status=3) == ["KEY_UNSUPPORTED"]
-    assert (
-        shell.run("trust", "add-key", f"{key}.pub", "--tenant", "acme", "-q").stdout
-        == f"{publisher.key_id}\n"
-    )
+    assert shell.run("trust", "add-key", f"{key}.pub", "--tenant", "acme", "-q").stdout == f"{publisher.key_id}\n"
     assert [k.key for k in _load(shell).tenant("acme").publishers] == [publisher]
     assert _load(shell).tenant("acme").require_publisher
     shell.json("trust", "add-key", f"{key}.pub", "--tenant", "beta", "--allow-unsigned")

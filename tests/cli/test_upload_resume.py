@@ -175,9 +175,7 @@ def test_what_was_admitted_while_nobody_listened_is_found(
     assert version.number == 1
 
 
-def test_the_command_continues_by_itself(
-    registry: RunningRegistry, token: str, package: Path, shell: Commands
-) -> None:
+def test_the_command_continues_by_itself(registry: RunningRegistry, token: str, package: Path, shell: Commands) -> None:
     """What a killed `adapterctl upload` remembers is found by the next one, and goes when it is done."""
     here = shell.with_variables(ADAPTERD_URL=registry.url, ADAPTERD_TOKEN=token)
     plan = _plan(package, "command")

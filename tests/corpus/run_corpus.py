@@ -70,15 +70,11 @@ def table(outcomes: Iterable[Outcome]) -> str:
     rows = [("stage", "case", "wanted", "got")]
     rows += [(o.stage, o.case, o.wanted, o.got) for o in outcomes if not o.passed]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(
-        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows
-    )
+    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=DEFAULT_CORPUS)
     parser.add_argument("--stage", action="append", choices=list(STAGES))
     parser.add_argument("--only", default="", help="cases whose name has this in it")

@@ -124,9 +124,7 @@ def _scaling_differences(manifest: Manifest, expected: list[Mapping[str, Any]]) 
 def judge_bad(corpus: Corpus, case: Case) -> Outcome:
     """A bad case must be refused with its code, or warned of with it; the pickles' canary must stay unset."""
     declared = case.expected.get("declared_sha256", {})
-    verdict = examine_directory(
-        case.path, corpus.base(case.base), limits=corpus.limits, declared_sha256=declared
-    )
+    verdict = examine_directory(case.path, corpus.base(case.base), limits=corpus.limits, declared_sha256=declared)
     return bad_outcome("verdicts", case, verdict)
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from corpus.make_good import DTYPES, base_revision, build_base, fixed_x, run_model
-from corpus.verdicts import Case, Corpus, Outcome
 from safetensors.torch import load_file
 
 from adapterd.cli.client import RegistryClient
@@ -35,6 +33,8 @@ from adapterd.loader.sources import RegistrySource
 from adapterd.loader.trust import oms
 from adapterd.loader.trust.keys import PrivateKey, PublicKey, generate_publisher_key
 from adapterd.loader.trust.policy import TrustStore
+from corpus.make_good import DTYPES, base_revision, build_base, fixed_x, run_model
+from corpus.verdicts import Case, Corpus, Outcome
 
 STAGE = "whole path"
 TENANT = "corpus"
@@ -189,7 +189,12 @@ def _compare_scaling(case: Case, lease: Any, findings: Findings) -> None:
 
 
 def _compare_modules(
-    case: Case, model: torch.nn.Module, engine: Any, lease: Any, tensors: Mapping[str, torch.Tensor], findings: Findings
+    case: Case,
+    model: torch.nn.Module,
+    engine: Any,
+    lease: Any,
+    tensors: Mapping[str, torch.Tensor],
+    findings: Findings,
 ) -> None:
     tolerance = MODULE_TOLERANCE[str(case.expected["base_dtype"])]
     worst = 0.0
@@ -203,12 +208,19 @@ def _compare_modules(
         wanted_ro = tensors[module["reference_tensor"]]
         worst = max(worst, float((delta_ro - wanted_ro).abs().max()))
         if not torch.allclose(delta_ro, wanted_ro, atol=tolerance, rtol=tolerance):
-            findings.faults.append(f"{module['module']}: output differs by {float((delta_ro - wanted_ro).abs().max()):.2e}")
+            findings.faults.append(
+                f"{module['module']}: output differs by {float((delta_ro - wanted_ro).abs().max()):.2e}"
+            )
     findings.module_error = worst
 
 
 def _compare_logits(
-    case: Case, model: torch.nn.Module, engine: Any, lease: Any, tensors: Mapping[str, torch.Tensor], findings: Findings
+    case: Case,
+    model: torch.nn.Module,
+    engine: Any,
+    lease: Any,
+    tensors: Mapping[str, torch.Tensor],
+    findings: Findings,
 ) -> None:
     rows = tensors["input_ids"].numel()
     if not torch.equal(run_model(model), tensors["logits.base"]):

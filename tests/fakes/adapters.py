@@ -102,7 +102,9 @@ class MemoryLoader:
         self._aliases: dict[tuple[str, str, str], str] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def publish(self, name: str, pages: int = 1, *, rank: int = 4, digest: str = "", alias: str = "default") -> Published:
+    def publish(
+        self, name: str, pages: int = 1, *, rank: int = 4, digest: str = "", alias: str = "default"
+    ) -> Published:
         """A new version of `tenant/name`, to which `alias` points from now on."""
         ref = Ref.parse(name)
         number = self._numbers[ref.tenant, ref.name] = self._numbers.get((ref.tenant, ref.name), 0) + 1
@@ -154,7 +156,7 @@ class ManualPool:
         self._jobs: list[Callable[[], None]] = []
         self._closed = False
 
-    def submit(self, tenant: str, work: Callable[[], None]) -> None:  # noqa: ARG002
+    def submit(self, tenant: str, work: Callable[[], None]) -> None:
         if not self._closed:
             self._jobs.append(work)
 

@@ -39,9 +39,7 @@ class World:
             page_bytes=PAGE_BYTES,
             **settings,  # type: ignore[arg-type]
         )
-        self.cache = AdapterCache(
-            config, base=self.loader.base, loader=self.loader, pool=self.pool, device=self.device
-        )
+        self.cache = AdapterCache(config, base=self.loader.base, loader=self.loader, pool=self.pool, device=self.device)
         self.violations: list[str] = []
 
     def __enter__(self) -> Self:

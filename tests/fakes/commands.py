@@ -45,9 +45,7 @@ class Commands:
 
     def run(self, *words: object, stdin: str | None = None) -> Result:
         """Run one command. Our own code must not let anything escape but an exit status."""
-        return CliRunner(env=self.environment).invoke(
-            app, [str(w) for w in words], input=stdin, catch_exceptions=False
-        )
+        return CliRunner(env=self.environment).invoke(app, [str(w) for w in words], input=stdin, catch_exceptions=False)
 
     def json(self, *words: object, status: int = 0) -> dict[str, Any]:
         """The one object that `--json` prints; the command must end with `status`."""

@@ -16,9 +16,7 @@ from fakes.static_cache import Adapter
 Composition = Sequence[tuple[Adapter, float]]
 
 
-def merged_model(
-    model: nn.Module, composition: Composition, fused: Sequence[tuple[str, str, int]] = ()
-) -> nn.Module:
+def merged_model(model: nn.Module, composition: Composition, fused: Sequence[tuple[str, str, int]] = ()) -> nn.Module:
     """A float64 copy of `model` with the composition merged into its weights.
 
     Args:

@@ -98,9 +98,7 @@ def tensors_of(factors: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str
     return dict(sorted(named.items()))
 
 
-def peft_config(
-    base: BaseSpec, rank: int, alpha: float, targets: Sequence[str] | str, **over: Any
-) -> dict[str, Any]:
+def peft_config(base: BaseSpec, rank: int, alpha: float, targets: Sequence[str] | str, **over: Any) -> dict[str, Any]:
     """`adapter_config.json` as PEFT writes it for plain LoRA; `over` replaces fields, `...` removes one."""
     config: dict[str, Any] = {
         "alpha_pattern": {}, "auto_mapping": None, "base_model_name_or_path": base.id, "bias": "none",

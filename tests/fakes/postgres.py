@@ -36,14 +36,10 @@ class PostgresServer:
             if self._user is not None:
                 os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
             data = str(self._home / "data")
-            self._run(
-                "initdb", "-D", data, "-U", "registry", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"
-            )
+            self._run("initdb", "-D", data, "-U", "registry", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
             options = f"-k {self._home} {_OPTIONS}"
             # -w: returns when the server answers.
-            self._run(
-                "pg_ctl", "-D", data, "-w", "-t", "60", "-l", str(self._home / "log"), "-o", options, "start"
-            )
+            self._run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", str(self._home / "log"), "-o", options, "start")
         except BaseException:
             shutil.rmtree(self._home, ignore_errors=True)
             raise
@@ -103,9 +99,7 @@ def _bin_dir() -> Path:
     for folder in reversed(candidates):
         if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
             return folder
-    raise RuntimeError(
-        "no PostgreSQL server: set PG_BINDIR, or install it (Debian: apt-get install postgresql)"
-    )
+    raise RuntimeError("no PostgreSQL server: set PG_BINDIR, or install it (Debian: apt-get install postgresql)")
 
 
 def _version(folder: Path) -> tuple[int, ...]:

@@ -88,9 +88,7 @@ class RegistrySimulator:
 
     # --- publishing
 
-    def publish(
-        self, ref: str, directory: Path, base: BaseSpec, key: PrivateKey | None, **changes: Any
-    ) -> SimVersion:
+    def publish(self, ref: str, directory: Path, base: BaseSpec, key: PrivateKey | None, **changes: Any) -> SimVersion:
         """Admit the package as the next version and move the alias; `changes` go into the statement."""
         parsed = Ref.parse(ref)
         with DirectoryPackage.open_dir(directory, DEFAULT_LIMITS) as package:
@@ -169,9 +167,7 @@ class RegistrySimulator:
         return self._version_route(request)
 
     def _resolve(self, refs: list[str]) -> httpx.Response:
-        return httpx.Response(
-            200, json={"items": [self.rewrite_resolved(self._resolve_one(ref)) for ref in refs]}
-        )
+        return httpx.Response(200, json={"items": [self.rewrite_resolved(self._resolve_one(ref)) for ref in refs]})
 
     def _resolve_one(self, text: str) -> dict[str, Any]:
         ref = Ref.parse(text)
@@ -254,6 +250,4 @@ def _body(status: int, problem: Problem) -> dict[str, Any]:
 
 
 def _problem(status: int, problem: Problem) -> httpx.Response:
-    return httpx.Response(
-        status, json=_body(status, problem), headers={"content-type": "application/problem+json"}
-    )
+    return httpx.Response(status, json=_body(status, problem), headers={"content-type": "application/problem+json"})

@@ -61,9 +61,7 @@ def running_registry(data_dir: Path, **over: Any) -> Iterator[RunningRegistry]:
 def serving(settings: Settings) -> Iterator[str]:
     """Serve an initialised registry on a free loopback port; yields the URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = _Server(
-        uvicorn.Config(create_app(settings, log_to=io.StringIO()), log_config=None, lifespan="on")
-    )
+    server = _Server(uvicorn.Config(create_app(settings, log_to=io.StringIO()), log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="registry")
     thread.start()
     try:

@@ -105,9 +105,7 @@ class StaticCache:
         manifest = _manifest(self.base, modules, dtype, seed)
         return Adapter(modules, self._store(manifest, modules, dtype, tenant))
 
-    def _store(
-        self, manifest: Manifest, modules: Mapping[str, Factors], dtype: Dtype, tenant: str
-    ) -> Resident:
+    def _store(self, manifest: Manifest, modules: Mapping[str, Factors], dtype: Dtype, tenant: str) -> Resident:
         layout = plan_layout(manifest, dtype, self.page_bytes)
         pages = tuple(self._free.pop() for _ in range(layout.n_pages))
         slot = self._free_slots.pop(0)
@@ -143,9 +141,7 @@ class StaticCache:
                 raise error(Code.LEASE_NOT_READY, "lease", "the lease is not ready")
             for resident, _ in lease.composition:
                 if self._generations[resident.slot] != resident.generation:
-                    raise error(
-                        Code.SLOT_STALE, f"slot {resident.slot}", "the slot holds another adapter now"
-                    )
+                    raise error(Code.SLOT_STALE, f"slot {resident.slot}", "the slot holds another adapter now")
         self.tickets.append(StaticTicket())
         return self.tickets[-1]
 

@@ -75,9 +75,7 @@ class Toy(nn.Module):
         return x
 
 
-def toy(
-    *, fused: bool = False, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 3
-) -> Toy:
+def toy(*, fused: bool = False, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 3) -> Toy:
     """A seeded toy; fused and unfused ones of a seed differ in values."""
     torch.manual_seed(seed)
     return Toy(fused=fused).to(device, dtype).eval().requires_grad_(False)

@@ -29,9 +29,7 @@ def cache() -> StaticCache:
     return StaticCache(toy_spec(), device=CUDA, n_pages=1500)
 
 
-def run(
-    engine: LoRAEngine, model: nn.Module, x: Tensor, rows: list[tuple[StaticLease | None, int]]
-) -> Tensor:
+def run(engine: LoRAEngine, model: nn.Module, x: Tensor, rows: list[tuple[StaticLease | None, int]]) -> Tensor:
     with engine.step(rows) as step:
         y = model(x)
     assert step.receipt.device == CUDA
@@ -42,9 +40,7 @@ def run(
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("dtype", list(ULPS))
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_each_row_gets_its_own_adapter(
-    cache: StaticCache, distribution: str, dtype: torch.dtype, fused: bool
-) -> None:
+def test_each_row_gets_its_own_adapter(cache: StaticCache, distribution: str, dtype: torch.dtype, fused: bool) -> None:
     owners = DISTRIBUTIONS[distribution]
     adapters = adapters_of(cache, max(owners) + 1, "BF16" if dtype == torch.bfloat16 else "F32")
     model, plain = toy(fused=fused, dtype=dtype, device=CUDA), toy(fused=fused, dtype=dtype)
@@ -137,9 +133,7 @@ def test_the_delta_is_ieee_fp32_though_the_process_has_tf32(interface: str, batc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("width", "out", "rank"), [(48, 24, 3), (576, 130, 8), (4096, 1024, 64), (64, 14336, 16)]
-)
+@pytest.mark.parametrize(("width", "out", "rank"), [(48, 24, 3), (576, 130, 8), (4096, 1024, 64), (64, 14336, 16)])
 def test_batch_invariant_rows_keep_their_bits(width: int, out: int, rank: int, dtype: torch.dtype) -> None:
     model, cache, adapter = one_layer(width, out, rank)
     other = cache.add({"x": rank}, seed=2)
@@ -170,9 +164,7 @@ def test_the_real_cache_on_the_device(tmp_path: Path) -> None:
     from fakes.publisher import FolderPublisher
 
     publisher = FolderPublisher(tmp_path / "published", toy_spec())
-    packages = [
-        publisher.publish("acme", f"a{i}", modules=LINEARS, rank=4 + i, alpha=8, seed=i) for i in range(4)
-    ]
+    packages = [publisher.publish("acme", f"a{i}", modules=LINEARS, rank=4 + i, alpha=8, seed=i) for i in range(4)]
     model, x = toy(device=CUDA), torch.randn(4, HIDDEN)
     config = CacheConfig(device=CUDA, vram_bytes=2 << 20, host_bytes=16 << 20)
     cache = AdapterCache(config, base=publisher.base, source=publisher.source, trust=publisher.trust)

@@ -18,9 +18,7 @@ KW: Any = {"id": "tests/base", "revision": TINY_REVISION}
 
 def header_only(path: Path, shapes: dict[str, list[int]], dtype: str = "BF16") -> None:
     """A safetensors file that is all header: the table reads no further, so neither do we write more."""
-    entries = {
-        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
-    }
+    entries = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
     text = json.dumps(entries).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
 
@@ -70,9 +68,7 @@ def test_shards_give_the_same_table_as_one_file(tmp_path: Path) -> None:
         shard = f"model-{i + 1:05d}-of-00005.safetensors"
         header_only(folder / shard, {name: shape})
         weight_map[name] = shard
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     assert BaseSpec.from_directory(folder, **KW) == whole
 
 
@@ -108,9 +104,7 @@ def test_gpt2_files_without_the_prefix_get_it(tmp_path: Path) -> None:
         ({"model_type": 7}, "model_type"),
     ],
 )
-def test_a_config_that_does_not_say_what_it_is_is_refused(
-    tmp_path: Path, change: dict[str, Any], word: str
-) -> None:
+def test_a_config_that_does_not_say_what_it_is_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
     code, where, _ = refusal(model_folder(tmp_path, LLAMA, **change))
     assert code is Code.BASE_TABLE_INVALID
     assert word in where

@@ -64,9 +64,7 @@ def test_a_plain_adapter_passes_and_the_manifest_says_it_all(tmp_path: Path, dty
 
 
 def test_the_same_input_gives_the_same_verdict(tmp_path: Path) -> None:
-    write_package(
-        tmp_path, modules=("q_proj", "down_proj"), revision=None, target_modules=["q_proj", "down_proj", "x"]
-    )
+    write_package(tmp_path, modules=("q_proj", "down_proj"), revision=None, target_modules=["q_proj", "down_proj", "x"])
     first, second = (examine_directory(tmp_path, BASE) for _ in range(2))
     assert first == second
     assert accepted(first).digest == accepted(second).digest
@@ -125,9 +123,7 @@ def test_a_declared_hash_in_capitals_or_of_a_file_left_out_holds(tmp_path: Path)
     import hashlib
 
     digest = hashlib.sha256(b"{}").hexdigest().upper()
-    assert verdict(
-        tmp_path, files={"trainer_state.json": b"{}"}, declared_sha256={"trainer_state.json": digest}
-    ).ok
+    assert verdict(tmp_path, files={"trainer_state.json": b"{}"}, declared_sha256={"trainer_state.json": digest}).ok
 
 
 def test_a_missing_folder_is_not_found_and_a_file_is_none(tmp_path: Path) -> None:
@@ -380,9 +376,7 @@ def test_names_are_compared_with_their_case(tmp_path: Path) -> None:
 def test_a_target_that_matches_nothing_is_a_remark_that_names_it(tmp_path: Path) -> None:
     found = verdict(tmp_path, target_modules=["q_proj", "v_proj", "c_attn"])
     assert found.ok
-    assert [(p.code, p.where) for p in found.problems] == [
-        (Code.CONFIG_TENSOR_DISAGREE, "target_modules.c_attn")
-    ]
+    assert [(p.code, p.where) for p in found.problems] == [(Code.CONFIG_TENSOR_DISAGREE, "target_modules.c_attn")]
 
 
 @pytest.mark.parametrize(
@@ -412,9 +406,7 @@ def test_a_string_is_a_pattern_for_the_whole_name(tmp_path: Path) -> None:
 
 def test_fan_in_fan_out_is_told_where_the_base_differs(tmp_path: Path) -> None:
     assert codes(verdict(tmp_path / "a", fan_in_fan_out=True), "warn") == [Code.CONFIG_IGNORED_FIELD]
-    conv = BaseSpec.of(
-        [BaseModule("h.0.attn.c_attn", ModuleKind.CONV1D, 32, 96)], id=BASE.id, revision=BASE.revision
-    )
+    conv = BaseSpec.of([BaseModule("h.0.attn.c_attn", ModuleKind.CONV1D, 32, 96)], id=BASE.id, revision=BASE.revision)
     found = verdict(tmp_path / "b", conv, modules=("c_attn",), fan_in_fan_out=False)
     assert codes(found, "warn") == [Code.CONFIG_IGNORED_FIELD]
     assert (accepted(found).modules[0].in_features, accepted(found).modules[0].out_features) == (32, 96)
@@ -480,9 +472,7 @@ def test_suspicious_values_are_remarked(tmp_path: Path) -> None:
     a, column = rng.normal(0, 1, (1, 32)).astype(F32), rng.normal(0, 1, (32, 1)).astype(F32)
     pair = {
         f"{PREFIX}{Q0}.lora_A.weight": np.repeat(a, 4, axis=0),
-        f"{PREFIX}{Q0}.lora_B.weight": np.concatenate(
-            [column, -column, column, np.float32(-0.9999) * column], axis=1
-        ),
+        f"{PREFIX}{Q0}.lora_B.weight": np.concatenate([column, -column, column, np.float32(-0.9999) * column], axis=1),
     }
     drowning = verdict(tmp_path / "cancel", tensors=pair)
     assert [(p.code, p.where) for p in drowning.problems] == [(Code.SCALE_SUSPECT, Q0)]

@@ -32,9 +32,7 @@ class CountingReader:
         return self._inner.read_at(offset, length)
 
 
-def stored(
-    a: np.ndarray, b: np.ndarray, words: tuple[str, str]
-) -> tuple[CountingReader, TensorEntry, TensorEntry]:
+def stored(a: np.ndarray, b: np.ndarray, words: tuple[str, str]) -> tuple[CountingReader, TensorEntry, TensorEntry]:
     """B first, then A, so that no offset is zero by luck."""
     raw_b, raw_a = b.tobytes(), a.tobytes()
     entry_b = TensorEntry("b", words[1], b.shape, 8, 8 + len(raw_b))
@@ -149,9 +147,7 @@ def test_largest_float32_values_do_not_overflow() -> None:
 @pytest.mark.parametrize("word", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [(0, 0), (2, 17), (3, 31)])
-def test_values_that_are_no_numbers_are_found_where_they_are(
-    word: str, value: float, place: tuple[int, int]
-) -> None:
+def test_values_that_are_no_numbers_are_found_where_they_are(word: str, value: float, place: tuple[int, int]) -> None:
     a, b = factors(4, 32, 16, word)
     a[place] = value
     found = measure(*stored(a, b, (word, word)), 1.0)

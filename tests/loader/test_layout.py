@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_every_rank_row_has_exactly_one_place(m: Manifest, dtype: Dtype, page_by
     spans = sorted((b.page, b.offset, b.offset + b.rows * b.width * item) for b in layout.blocks)
     for page, begin, end in spans:
         assert 0 <= page < layout.n_pages and begin % ALIGNMENT == 0 and end <= page_bytes
-    for (page, _, end), (next_page, begin, _) in zip(spans, spans[1:], strict=False):
+    for (page, _, end), (next_page, begin, _) in pairwise(spans):
         assert page != next_page or end <= begin
     assert {b.page for b in layout.blocks} == set(range(layout.n_pages))
 
@@ -54,7 +56,15 @@ def test_blocks_are_the_most_rows_that_fit_half_a_page(m: Manifest, dtype: Dtype
 
 
 def llama_8b(rank: int) -> Manifest:
-    shapes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096)]
+    shapes = [
+        (4096, 4096),
+        (4096, 1024),
+        (4096, 1024),
+        (4096, 4096),
+        (4096, 14336),
+        (4096, 14336),
+        (14336, 4096),
+    ]
     return manifest(*(module(f"l{i:02}.{j}", rank, *s) for i in range(32) for j, s in enumerate(shapes)))
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.packages import safetensors_bytes, tensors_of
-from fakes.readers import BytesReader
 
 from adapterd.loader.errors import Code, Refused, Untrusted
 from adapterd.loader.formats.safetensors_header import read_header
@@ -19,6 +17,8 @@ from adapterd.loader.limits import DEFAULT_LIMITS
 from adapterd.loader.manifest import Manifest, ModuleEntry
 from adapterd.loader.pack import NUMPY_DTYPE, pack
 from adapterd.loader.trust.admission import CHUNK_BYTES
+from fakes.packages import safetensors_bytes, tensors_of
+from fakes.readers import BytesReader
 
 Factors = dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
@@ -29,7 +29,10 @@ def build(factors: Factors) -> tuple[Manifest, bytes]:
     tensors = {t.name: t for t in read_header(BytesReader(data), DEFAULT_LIMITS).tensors}
     entries = []
     for name in sorted(factors):
-        a, b = tensors[f"base_model.model.{name}.lora_A.weight"], tensors[f"base_model.model.{name}.lora_B.weight"]
+        a, b = (
+            tensors[f"base_model.model.{name}.lora_A.weight"],
+            tensors[f"base_model.model.{name}.lora_B.weight"],
+        )
         rank, n_in = a.shape
         entries.append(ModuleEntry(name, rank, float(rank), 1.0, a.dtype, n_in, b.shape[0], a, b))
     file = FileEntry("adapter_model.safetensors", hashlib.sha256(data).hexdigest(), len(data))
@@ -126,10 +129,19 @@ def test_a_value_that_does_not_fit_the_narrower_type_is_refused_and_named() -> N
     layout = plan_layout(manifest, "F16")
     with pytest.raises(Refused) as refused:
         pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(bytearray(layout.nbytes)))
-    assert (refused.value.code, refused.value.problem.where) == (Code.NONFINITE, "base_model.model.m0.lora_A.weight")
+    assert (refused.value.code, refused.value.problem.where) == (
+        Code.NONFINITE,
+        "base_model.model.m0.lora_A.weight",
+    )
 
 
 def test_a_wrong_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
     manifest, data = build(random_factors("F32", (3, 5, 7)))
     with pytest.raises(ValueError, match="the layout needs"):
-        pack(manifest, plan_layout(manifest, "F32"), BytesReader(data), chunks_of(data), memoryview(bytearray(3)))
+        pack(
+            manifest,
+            plan_layout(manifest, "F32"),
+            BytesReader(data),
+            chunks_of(data),
+            memoryview(bytearray(3)),
+        )

@@ -178,9 +178,7 @@ def test_a_broken_neighbour_does_not_hide_a_digest(root: Path, world: World) -> 
     assert FolderSource(root).resolve(ref, "acme").version_number == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", '{"prod": "1"}', '{"prod": true}', '{"prod": 0}', "{", '{"a": 1, "a": 2}']
-)
+@pytest.mark.parametrize("text", ["[]", '{"prod": "1"}', '{"prod": true}', '{"prod": 0}', "{", '{"a": 1, "a": 2}'])
 def test_an_alias_file_that_is_none(root: Path, text: str) -> None:
     (root / "acme" / "finance" / "aliases.json").write_text(text)
     found = refusal(lambda: FolderSource(root).resolve(Ref.parse("acme/finance:prod"), "acme"))
@@ -269,9 +267,7 @@ def test_a_problem_keeps_its_code_and_loses_its_control_characters() -> None:
     assert len(found.problem.message) < 500
 
 
-@pytest.mark.parametrize(
-    "body", [{"code": "NO_SUCH_CODE"}, {"code": ["NOT_FOUND"]}, {}, b"<html>", b"\xff" * 99]
-)
+@pytest.mark.parametrize("body", [{"code": "NO_SUCH_CODE"}, {"code": ["NOT_FOUND"]}, {}, b"<html>", b"\xff" * 99])
 def test_an_unknown_problem_is_told_by_its_status(body: Any) -> None:
     found = refusal(lambda: answering(body, 418).resolve(Ref.parse("acme/a"), "acme"))
     assert found.code is Code.SERVER_ERROR
@@ -353,9 +349,7 @@ def test_a_file_s_name_cannot_reach_another_route(world: World) -> None:
     assert all("/files/" in request for request in world.registry.requests[1:])
 
 
-@pytest.mark.parametrize(
-    "url", ["", "registry", "ftp://host", "http://", "http://[::1", "file:///etc/passwd"]
-)
+@pytest.mark.parametrize("url", ["", "registry", "ftp://host", "http://", "http://[::1", "file:///etc/passwd"])
 def test_what_is_no_url_of_a_registry(url: str) -> None:
     found = refusal(lambda: RegistrySource(url, "t"))
     assert found.code is Code.SETTINGS_INVALID

@@ -76,9 +76,7 @@ def world(tmp_path: Path) -> World:
         trust.add_publisher_key(tenant, key.public)
     made = World(registry, key, trust, tmp_path / "store", tmp_path / "inbox")
     made.publish("acme/finance:old", 1)
-    made.publish(
-        "acme/finance", 2, package={"modules": EVERY_LINEAR, "rank": 16, "files": {"README.md": b"# two\n"}}
-    )
+    made.publish("acme/finance", 2, package={"modules": EVERY_LINEAR, "rank": 16, "files": {"README.md": b"# two\n"}})
     return made
 
 
@@ -197,8 +195,7 @@ def test_a_large_file_is_given_up_at_its_first_bad_chunk(world: World) -> None:
     version = world.publish("acme/big", 7, package=package)
     grown = version.files[WEIGHTS_FILE] + bytes(size)
     files = tuple(
-        FileEntry(f.path, f.sha256, len(grown)) if f.path == WEIGHTS_FILE else f
-        for f in version.statement.files
+        FileEntry(f.path, f.sha256, len(grown)) if f.path == WEIGHTS_FILE else f for f in version.statement.files
     )
     signature = oms.sign(files, world.key, name="big")
     held = oms.verify(signature, files, [world.key.public])
@@ -286,14 +283,9 @@ def test_a_version_for_another_base(world: World) -> None:
     assert found.code is Code.BASE_REVISION_MISMATCH
     table = tiny_llama_spec(layers=1)
     resolved = replace(world.resolve(), base=table.pin)
-    assert (
-        refusal(lambda: world.store().ensure(resolved, world.registry.source(), BASE)).code
-        is Code.BASE_MISMATCH
-    )
+    assert refusal(lambda: world.store().ensure(resolved, world.registry.source(), BASE)).code is Code.BASE_MISMATCH
     named = replace(world.resolve(), base=replace(BASE.pin, id="other/model"))
-    assert (
-        refusal(lambda: world.store().ensure(named, world.registry.source(), BASE)).code is Code.BASE_MISMATCH
-    )
+    assert refusal(lambda: world.store().ensure(named, world.registry.source(), BASE)).code is Code.BASE_MISMATCH
 
 
 # --- the API was stolen, with its admission key
@@ -488,9 +480,7 @@ def rot(path: Path, position: int = -1) -> None:
     ],
     ids=["config", "header", "short", "gone", "extra", "folder", "link"],
 )
-def test_a_local_copy_that_does_not_hold_is_fetched_again(
-    world: World, damage: Callable[[Path], object]
-) -> None:
+def test_a_local_copy_that_does_not_hold_is_fetched_again(world: World, damage: Callable[[Path], object]) -> None:
     directory = world.ensure().directory
     damage(directory)
     stored = world.ensure()
@@ -522,9 +512,7 @@ def test_discard_forgets_one_version(world: World) -> None:
     assert world.ensure().source == "downloaded"
 
 
-@pytest.mark.parametrize(
-    "mark", [None, b"", b"{}", b'{"schema": "adapterd.verified/1", "version_digest": "0"}']
-)
+@pytest.mark.parametrize("mark", [None, b"", b"{}", b'{"schema": "adapterd.verified/1", "version_digest": "0"}'])
 def test_without_its_mark_a_copy_is_hashed_again(world: World, mark: bytes | None) -> None:
     stored = world.ensure()
     path = stored.directory.parent / "verified.json"
@@ -628,9 +616,7 @@ def test_a_killed_process_leaves_only_what_the_next_start_sweeps(world: World, t
         tmp_path / "trust.json",
         version.statement.total_bytes // 2,
     ]
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, *map(str, arguments)], check=False, capture_output=True
-    )
+    run = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], check=False, capture_output=True)
     assert run.returncode == -9, run.stderr
     assert [name.startswith(".incoming-") for name in left(world.root)] == [True]
     world.store()

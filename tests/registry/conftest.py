@@ -121,9 +121,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_blobs(s3_server: S3Server) -> Iterator[S3Blobs]:
     """An empty bucket."""
-    client = make_client(
-        endpoint=s3_server.endpoint, access_key_id=ACCESS_KEY_ID, secret_access_key=SECRET_ACCESS_KEY
-    )
+    client = make_client(endpoint=s3_server.endpoint, access_key_id=ACCESS_KEY_ID, secret_access_key=SECRET_ACCESS_KEY)
     bucket = f"test-{uuid.uuid4().hex}"
     client.create_bucket(Bucket=bucket)
     blobs = S3Blobs(client, bucket, prefix="registry/")

@@ -57,9 +57,7 @@ def test_init_makes_everything_once(settings: Settings, clock: FakeClock) -> Non
 
 def test_init_twice_at_once_agrees(settings: Settings, clock: FakeClock) -> None:
     with ThreadPoolExecutor(2) as pool:
-        results = [
-            done.result() for done in [pool.submit(operations.initialise, settings, clock) for _ in range(2)]
-        ]
+        results = [done.result() for done in [pool.submit(operations.initialise, settings, clock) for _ in range(2)]]
     assert results[0].admission_key_id == results[1].admission_key_id
     tokens = [result.operator_token for result in results if result.operator_token]
     assert len(tokens) == 1
@@ -86,9 +84,7 @@ def test_check_before_init(settings: Settings) -> None:
     assert "adapterctl db init" in caught.value.problem.hint
 
 
-def test_check_of_a_fresh_database_behind_old_secrets(
-    settings: Settings, clock: FakeClock, tmp_path: Path
-) -> None:
+def test_check_of_a_fresh_database_behind_old_secrets(settings: Settings, clock: FakeClock, tmp_path: Path) -> None:
     operations.initialise(settings, clock)
     other = load_settings(data_dir=settings.data_dir, database_url=f"sqlite:///{tmp_path / 'other.sqlite3'}")
     with pytest.raises(Failed) as caught:

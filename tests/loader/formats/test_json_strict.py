@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -95,19 +96,12 @@ def test_sizes_and_counts_are_capped() -> None:
     assert refusal(b'{"a":[' + b'""' * 900 + b"]}") is Code.QUOTA_EXCEEDED
 
 
-plain = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**30), 10**30)
-    | st.floats(allow_nan=False, allow_infinity=False)
-)
+plain = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(codec="utf-8"), max_size=8)
 values = st.recursive(
     plain | text, lambda v: st.lists(v, max_size=3) | st.dictionaries(text, v, max_size=3), max_leaves=8
 )
-WIDE = JsonRules(
-    "f", 1 << 20, 40, 10_000, RULES.invalid, RULES.duplicate, RULES.too_deep, RULES.too_large, RULES.too_many, RULES.bad_number
-)  # fmt: skip
+WIDE = dataclasses.replace(RULES, max_bytes=1 << 20, max_depth=40, max_values=10_000)
 
 
 @given(st.dictionaries(text, values, max_size=5), st.booleans())

@@ -36,14 +36,10 @@ def test_two_files_a_signature_a_card_and_tokenizer_files_are_a_package() -> Non
 
 
 def test_what_is_not_needed_is_left_out_and_told() -> None:
-    contents = judge(
-        CONFIG, WEIGHTS, "trainer_state.json", "chat_template.jinja", ".gitattributes", ".cache/"
-    )
+    contents = judge(CONFIG, WEIGHTS, "trainer_state.json", "chat_template.jinja", ".gitattributes", ".cache/")
     assert contents.ok
     assert contents.stored == (CONFIG, WEIGHTS)
-    assert {p.where: p.code for p in contents.problems} == dict.fromkeys(
-        contents.left_out, Code.UNEXPECTED_FILE
-    )
+    assert {p.where: p.code for p in contents.problems} == dict.fromkeys(contents.left_out, Code.UNEXPECTED_FILE)
     assert contents.left_out == (".cache/", ".gitattributes", "chat_template.jinja", "trainer_state.json")
 
 
@@ -127,9 +123,7 @@ def test_sizes_are_capped_before_anything_is_opened() -> None:
     sizes = {CONFIG: 3 << 20, WEIGHTS: 5, "model.sig": 3 << 20}
     contents = judge_package(sizes, DEFAULT_LIMITS)
     assert rejects(contents) == [(Code.CONFIG_TOO_LARGE, CONFIG), (Code.QUOTA_EXCEEDED, "model.sig")]
-    assert rejects(judge(CONFIG, WEIGHTS, limits=Limits(max_total_bytes=199))) == [
-        (Code.QUOTA_EXCEEDED, "package")
-    ]
+    assert rejects(judge(CONFIG, WEIGHTS, limits=Limits(max_total_bytes=199))) == [(Code.QUOTA_EXCEEDED, "package")]
     assert judge(CONFIG, WEIGHTS, limits=Limits(max_total_bytes=200)).ok
     assert rejects(judge(CONFIG, WEIGHTS, "README.md", limits=Limits(max_files=2))) == [
         (Code.QUOTA_EXCEEDED, "package")

@@ -35,11 +35,7 @@ def warnings(**fields: Any) -> list[tuple[Code, str]]:
 
 
 def refusals(data: bytes | None = None, without: str = "", **fields: Any) -> list[tuple[Code, str]]:
-    body = (
-        json.dumps({k: v for k, v in (BASE | fields).items() if k != without}).encode()
-        if data is None
-        else data
-    )
+    body = json.dumps({k: v for k, v in (BASE | fields).items() if k != without}).encode() if data is None else data
     with pytest.raises(Refused) as caught:
         parse_config(body, DEFAULT_LIMITS)
     return [(p.code, p.where) for p in caught.value.problems]
@@ -64,19 +60,42 @@ def test_what_peft_writes_by_default_says_nothing_that_is_worth_a_warning() -> N
 
 def test_a_minimal_config_has_pefts_defaults() -> None:
     assert parse() == PeftConfig(
-        peft_type="LORA", base_model_name="corpus/tiny", revision=None, task_type=None,
-        target_modules=("q_proj", "v_proj"), exclude_modules=(), layers_to_transform=None, layers_pattern=(), r=4,
-        lora_alpha=8.0, use_rslora=False, rank_pattern=(), alpha_pattern=(), fan_in_fan_out=False, bias="none",
-        modules_to_save=(), init_lora_weights=True,
-    )  # fmt: skip
+        peft_type="LORA",
+        base_model_name="corpus/tiny",
+        revision=None,
+        task_type=None,
+        target_modules=("q_proj", "v_proj"),
+        exclude_modules=(),
+        layers_to_transform=None,
+        layers_pattern=(),
+        r=4,
+        lora_alpha=8.0,
+        use_rslora=False,
+        rank_pattern=(),
+        alpha_pattern=(),
+        fan_in_fan_out=False,
+        bias="none",
+        modules_to_save=(),
+        init_lora_weights=True,
+    )
 
 
 def test_a_full_config_keeps_the_order_of_patterns() -> None:
     config = parse(
-        revision="main", task_type="SEQ_CLS", target_modules=["b", "a", "b"], exclude_modules=".*x", lora_alpha=2.5,
-        layers_to_transform=[3, 1, 3], layers_pattern="h", use_rslora=True, rank_pattern={"z": 1, "a.b": 2},
-        alpha_pattern={"z": 1, "^a$": 0.5}, fan_in_fan_out=True, init_lora_weights="gaussian", modules_to_save=[],
-    )  # fmt: skip
+        revision="main",
+        task_type="SEQ_CLS",
+        target_modules=["b", "a", "b"],
+        exclude_modules=".*x",
+        lora_alpha=2.5,
+        layers_to_transform=[3, 1, 3],
+        layers_pattern="h",
+        use_rslora=True,
+        rank_pattern={"z": 1, "a.b": 2},
+        alpha_pattern={"z": 1, "^a$": 0.5},
+        fan_in_fan_out=True,
+        init_lora_weights="gaussian",
+        modules_to_save=[],
+    )
     assert config.target_modules == ("b", "a")
     assert config.layers_to_transform == (3, 1)
     assert config.layers_pattern == ("h",)
@@ -167,7 +186,7 @@ def test_a_missing_field_is_not_guessed(field: str) -> None:
         ("peft_type", "lora", Code.UNSUPPORTED_PEFT_TYPE),
         ("peft_type", 1, Code.CONFIG_BAD_TYPE),
     ],
-)  # fmt: skip
+)
 def test_each_field_is_strict(field: str, value: object, code: Code) -> None:
     assert refusals(**{field: value}) == [(code, field)]
 
@@ -195,7 +214,7 @@ def test_what_fields_say_together(fields: dict[str, Any], found: tuple[Code, str
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
-    codes = dict((where, code) for code, where in refusals(r="4", lora_alpha="8", use_dora=True, mystery=[1]))
+    codes = {where: code for code, where in refusals(r="4", lora_alpha="8", use_dora=True, mystery=[1])}
     assert codes == {
         "r": Code.CONFIG_BAD_TYPE,
         "lora_alpha": Code.CONFIG_BAD_TYPE,
@@ -244,9 +263,7 @@ def test_sizes_are_capped() -> None:
     with pytest.raises(Refused) as caught:
         parse_config(json.dumps(BASE).encode(), Limits(max_config_bytes=20))
     assert caught.value.code is Code.CONFIG_TOO_LARGE
-    assert refusals(rank_pattern={f"m{i}": 4 for i in range(5000)}) == [
-        (Code.CONFIG_BAD_VALUE, "rank_pattern")
-    ]
+    assert refusals(rank_pattern={f"m{i}": 4 for i in range(5000)}) == [(Code.CONFIG_BAD_VALUE, "rank_pattern")]
 
 
 anything = st.recursive(
@@ -261,9 +278,7 @@ anything = st.recursive(
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(sorted(SUPPORTED | IGNORABLE.keys() | REFUSED_UNLESS.keys())), anything, max_size=6
-    )
+    st.dictionaries(st.sampled_from(sorted(SUPPORTED | IGNORABLE.keys() | REFUSED_UNLESS.keys())), anything, max_size=6)
 )
 def test_any_values_give_a_config_or_refusals_on_one_line_each(fields: dict[str, Any]) -> None:
     try:

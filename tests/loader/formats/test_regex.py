@@ -49,9 +49,7 @@ def test_patterns_of_real_configs_match_as_in_python(pattern: str) -> None:
     assert [ours.fullmatch(n) for n in NAMES] == [re.fullmatch(pattern, n) is not None for n in NAMES]
 
 
-@pytest.mark.parametrize(
-    "pattern", ["(q_proj", "q_proj)", "[a", "a**", "*a", "a{2}{3}x**", "\\", "(?!a", "a[b-a]"]
-)
+@pytest.mark.parametrize("pattern", ["(q_proj", "q_proj)", "[a", "a**", "*a", "a{2}{3}x**", "\\", "(?!a", "a[b-a]"])
 def test_what_is_no_regex(pattern: str) -> None:
     assert refusal(pattern) in (Code.CONFIG_BAD_VALUE, Code.CONFIG_UNSAFE_REGEX)
 
@@ -126,9 +124,48 @@ def test_a_part_must_be_a_pattern_of_its_own() -> None:
 
 
 pieces = st.sampled_from(
-    ["q", "proj", "_", ".", r"\.", ".*", ".+?", "(", "(?:", ")", "|", "*", "+", "?", "{2}", "{1,}", "{,2}", "[^.]", "[a-z]", "[",
-     "]", r"\d", r"\w+", "^", "$", "(?!", "(?=", "(?<!", "(?i)", r"\b", r"\1", "7", "layers", "model", "\\", r"\A", "{", "}", "-"]
-)  # fmt: skip
+    [
+        "q",
+        "proj",
+        "_",
+        ".",
+        r"\.",
+        ".*",
+        ".+?",
+        "(",
+        "(?:",
+        ")",
+        "|",
+        "*",
+        "+",
+        "?",
+        "{2}",
+        "{1,}",
+        "{,2}",
+        "[^.]",
+        "[a-z]",
+        "[",
+        "]",
+        r"\d",
+        r"\w+",
+        "^",
+        "$",
+        "(?!",
+        "(?=",
+        "(?<!",
+        "(?i)",
+        r"\b",
+        r"\1",
+        "7",
+        "layers",
+        "model",
+        "\\",
+        r"\A",
+        "{",
+        "}",
+        "-",
+    ]
+)
 
 
 @given(

@@ -69,19 +69,20 @@ def peft_covers(**fields: Any) -> list[str]:
         {"target_modules": ["w1"], "layers_to_transform": [1], "layers_pattern": ["experts"]},
         {"target_modules": ["q"], "layers_to_transform": [1], "layers_pattern": []},
         {"target_modules": ["model.layers.1.self_attn.q_proj", "q_proj"], "layers_to_transform": [0]},
-        {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["layers.1.self_attn.q_proj", "model_layers_0.q_proj"]},
+        {
+            "target_modules": ["q_proj", "v_proj"],
+            "exclude_modules": ["layers.1.self_attn.q_proj", "model_layers_0.q_proj"],
+        },
         {"target_modules": ["q_proj", "v_proj"], "exclude_modules": r".*\.1\..*"},
         {"target_modules": ["q_proj", "v_proj"], "exclude_modules": []},
     ],
-)  # fmt: skip
+)
 def test_coverage_is_petfs(fields: dict[str, Any]) -> None:
     targets = Targets(config(**fields))
     assert [n for n in NAMES if targets.covers(n)] == peft_covers(**fields)
 
 
-leaves = st.sampled_from(
-    ["q_proj", "self_attn.q_proj", "c_proj", "w1", "q", "layers.0.self_attn.v_proj", "lm_head"]
-)
+leaves = st.sampled_from(["q_proj", "self_attn.q_proj", "c_proj", "w1", "q", "layers.0.self_attn.v_proj", "lm_head"])
 
 
 @given(
@@ -89,18 +90,14 @@ leaves = st.sampled_from(
     st.none() | st.lists(st.integers(0, 12), max_size=3),
     st.lists(leaves, max_size=2),
 )
-def test_coverage_of_any_lists_is_pefts(
-    targets: list[str], layers: list[int] | None, excluded: list[str]
-) -> None:
+def test_coverage_of_any_lists_is_pefts(targets: list[str], layers: list[int] | None, excluded: list[str]) -> None:
     fields = {"target_modules": targets, "layers_to_transform": layers, "exclude_modules": excluded}
     ours = Targets(config(**fields))
     assert [n for n in NAMES if ours.covers(n)] == peft_covers(**fields)
 
 
 def test_the_entries_that_take_a_module_are_told() -> None:
-    targets = Targets(
-        config(target_modules=["v_proj", "self_attn.v_proj", "V_proj"], layers_to_transform=[0])
-    )
+    targets = Targets(config(target_modules=["v_proj", "self_attn.v_proj", "V_proj"], layers_to_transform=[0]))
     assert targets.entries_for("model.layers.0.self_attn.v_proj") == {"v_proj", "self_attn.v_proj"}
     assert targets.entries_for("model.layers.1.self_attn.v_proj") == frozenset()
     assert targets.entries == {"v_proj", "self_attn.v_proj", "V_proj"}
@@ -154,8 +151,10 @@ key_pieces = st.sampled_from(
 
 @given(
     st.lists(st.lists(key_pieces, min_size=1, max_size=6).map("".join), min_size=1, max_size=5, unique=True),
-    st.lists(st.sampled_from(["q_proj", "attn", "layers", "0", "1", "self_attn", "model"]), min_size=1, max_size=4).map(".".join),
-)  # fmt: skip
+    st.lists(st.sampled_from(["q_proj", "attn", "layers", "0", "1", "self_attn", "model"]), min_size=1, max_size=4).map(
+        ".".join
+    ),
+)
 def test_the_first_of_any_keys_is_pefts(keys: list[str], name: str) -> None:
     try:
         table = PatternTable(keys, "alpha_pattern")
@@ -166,12 +165,7 @@ def test_the_first_of_any_keys_is_pefts(keys: list[str], name: str) -> None:
 
 
 def test_thousands_of_full_names_take_no_time() -> None:
-    names = [
-        f"model.layers.{i}.mlp.experts.{e}.{p}"
-        for i in range(24)
-        for e in range(56)
-        for p in ("w1", "w2", "w3")
-    ]
+    names = [f"model.layers.{i}.mlp.experts.{e}.{p}" for i in range(24) for e in range(56) for p in ("w1", "w2", "w3")]
     table = PatternTable(names, "rank_pattern")
     before = time.process_time()
     assert [table.first(n) for n in names] == names
@@ -191,9 +185,7 @@ def test_keys_that_would_take_for_ever_are_refused() -> None:
 
 
 def test_rank_alpha_and_scaling() -> None:
-    scales = Scales(
-        config(rank_pattern={"v_proj": 16}, alpha_pattern={"layers.0.self_attn.v_proj": 4, "v_proj": 32})
-    )
+    scales = Scales(config(rank_pattern={"v_proj": 16}, alpha_pattern={"layers.0.self_attn.v_proj": 4, "v_proj": 32}))
     first, second = scales.of("model.layers.0.self_attn.v_proj"), scales.of("model.layers.1.self_attn.v_proj")
     assert (first.rank, first.alpha, first.rank_key, first.alpha_key) == (
         16,

@@ -21,9 +21,7 @@ Q = PREFIX + "model.layers.0.self_attn.q_proj"
 
 
 @pytest.mark.parametrize("side", ["A", "B"])
-@pytest.mark.parametrize(
-    "module", ["q", "model.layers.0.self_attn.q_proj", "encoder.block.0.layer.0.SelfAttention.q"]
-)
+@pytest.mark.parametrize("module", ["q", "model.layers.0.self_attn.q_proj", "encoder.block.0.layer.0.SelfAttention.q"])
 def test_the_two_factors(module: str, side: str) -> None:
     name = f"{PREFIX}{module}.lora_{side}.weight"
     assert classify(name) == LoraKey(name, module, side)  # type: ignore[arg-type]
@@ -111,9 +109,26 @@ def test_an_adapters_name_in_the_key_tells_which_key_is_meant() -> None:
 
 
 parts = st.sampled_from(
-    ["base_model", "model", "layers", "0", "q_proj", "lora_A", "lora_B", "weight", "bias", "base_layer", "default",
-     "_orig_mod", "module", "lora_embedding_A", "lora_magnitude_vector", "modules_to_save", "lm_head"]
-)  # fmt: skip
+    [
+        "base_model",
+        "model",
+        "layers",
+        "0",
+        "q_proj",
+        "lora_A",
+        "lora_B",
+        "weight",
+        "bias",
+        "base_layer",
+        "default",
+        "_orig_mod",
+        "module",
+        "lora_embedding_A",
+        "lora_magnitude_vector",
+        "modules_to_save",
+        "lm_head",
+    ]
+)
 
 
 @given(st.lists(parts, min_size=1, max_size=9).map(".".join))

@@ -38,9 +38,7 @@ def test_a_statement_round_trips(signed: Signed) -> None:
         replace(signed.statement, oms_root_digest=None, signature_sha256=None, publisher="none"),
     ):
         envelope = issue(statement, signed.registry)
-        assert (
-            open_statement(envelope, [generate_admission_key().public, signed.registry.public]) == statement
-        )
+        assert open_statement(envelope, [generate_admission_key().public, signed.registry.public]) == statement
         assert read_unverified(envelope) == statement
         assert open_signed(envelope, [signed.registry.public])[1] == signed.registry.public.key_id
 
@@ -121,9 +119,7 @@ def _predicate(**changes: Any) -> Callable[[dict[str, Any]], object]:
         lambda s: s["predicate"]["files"][0].update(sha256="F" * 64),
     ],
 )  # fmt: skip
-def test_a_statement_of_another_form_is_refused(
-    signed: Signed, change: Callable[[dict[str, Any]], object]
-) -> None:
+def test_a_statement_of_another_form_is_refused(signed: Signed, change: Callable[[dict[str, Any]], object]) -> None:
     with pytest.raises(Untrusted) as caught:
         open_statement(resigned(signed, change), [signed.registry.public])
     assert caught.value.code is Code.STATEMENT_INVALID
@@ -178,9 +174,7 @@ def test_any_bytes_are_a_statement_or_an_error_of_ours(data: bytes) -> None:
 
 def test_chunks_are_4_mib_and_the_last_one_what_is_left() -> None:
     data = bytes(CHUNK_BYTES) + b"\x01" * CHUNK_BYTES + b"tail"
-    wanted = tuple(
-        sha256_hex(part) for part in (data[:CHUNK_BYTES], data[CHUNK_BYTES : 2 * CHUNK_BYTES], b"tail")
-    )
+    wanted = tuple(sha256_hex(part) for part in (data[:CHUNK_BYTES], data[CHUNK_BYTES : 2 * CHUNK_BYTES], b"tail"))
     assert chunk_digests(BytesReader(data)) == wanted
     assert chunk_digests(BytesReader(data[: 2 * CHUNK_BYTES])) == wanted[:2]
     assert chunk_digests(BytesReader(b"")) == ()

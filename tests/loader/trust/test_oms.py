@@ -259,9 +259,7 @@ def test_a_bundle_of_another_form_is_refused(change: Callable[[dict[str, Any]], 
     assert refusal(rebuilt(change)).code is Code.SIGNATURE_MALFORMED
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"not json", b"{}", b" " * (3 << 20), b'{"mediaType": 1, "mediaType": 2}']
-)
+@pytest.mark.parametrize("data", [b"", b"not json", b"{}", b" " * (3 << 20), b'{"mediaType": 1, "mediaType": 2}'])
 def test_what_is_no_bundle_at_all(data: bytes) -> None:
     found = refusal(data)
     assert found.code is Code.SIGNATURE_MALFORMED
@@ -288,9 +286,7 @@ def test_the_hint_picks_the_key_and_the_signature_decides() -> None:
     bundle = oms.sign(FILES, KEY, name="finance")
     assert refusal(bundle, keys=[other.public]).code is Code.KEY_UNKNOWN
     assert refusal(bundle, keys=[]).code is Code.KEY_UNKNOWN
-    claims_other = rebuilt(
-        lambda b: b["verificationMaterial"]["publicKey"].update(hint=other.public.oms_hint)
-    )
+    claims_other = rebuilt(lambda b: b["verificationMaterial"]["publicKey"].update(hint=other.public.oms_hint))
     assert refusal(claims_other, keys=[KEY.public, other.public]).code is Code.SIGNATURE_INVALID
     claims_nothing = rebuilt(lambda b: b["verificationMaterial"]["publicKey"].pop("hint"))
     found = oms.verify(claims_nothing, FILES, [other.public, KEY.public])

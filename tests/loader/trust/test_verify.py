@@ -80,9 +80,7 @@ def test_without_an_admission_key_nothing_is_trusted(signed: Signed) -> None:
 
 
 def test_a_statement_by_a_stranger(signed: Signed) -> None:
-    assert (
-        refusal(signed, statement=issue(signed.statement, generate_admission_key())).code is Code.KEY_UNKNOWN
-    )
+    assert refusal(signed, statement=issue(signed.statement, generate_admission_key())).code is Code.KEY_UNKNOWN
 
 
 def test_a_statement_by_a_revoked_registry(signed: Signed) -> None:
@@ -121,9 +119,7 @@ def test_a_stolen_admission_key_cannot_replace_the_files(signed: Signed) -> None
     wanted = replace(signed.wanted, version_digest=statement.version_digest)
     stolen = issue(statement, signed.registry)
     assert refusal(signed, wanted=wanted, statement=stolen).code is Code.MANIFEST_NOT_EXACT
-    unsigned = issue(
-        replace(statement, oms_root_digest=None, signature_sha256=None, publisher="none"), signed.registry
-    )
+    unsigned = issue(replace(statement, oms_root_digest=None, signature_sha256=None, publisher="none"), signed.registry)
     assert refusal(signed, wanted=wanted, statement=unsigned, signature=None).code is Code.SIGNATURE_MISSING
 
 

@@ -146,9 +146,7 @@ def test_the_log_tells_all_but_secrets(world: World, package: Package, log: io.S
     world.client("adru_nonsense").get("/v1/whoami")
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     assert {"request", "upload.received", "upload.admitted"} <= {line["event"] for line in lines}
-    finalized = next(
-        line for line in lines if line["event"] == "request" and line["path"].endswith(":finalize")
-    )
+    finalized = next(line for line in lines if line["event"] == "request" and line["path"].endswith(":finalize"))
     assert (finalized["status"], finalized["method"], finalized["code"]) == (202, "POST", None)
     assert finalized["token"] == world.acme.http.headers["Authorization"][len("Bearer adru_") :][:10]
     refused = lines[-1]

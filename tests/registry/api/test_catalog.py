@@ -154,9 +154,7 @@ def test_a_cursor_of_one_s_own_making(world: World, cursor: str, rest: str) -> N
     assert answer.status_code in (404, 422) if cursor == "MQ" else (answer.status_code == 422), answer.text
 
 
-def test_files_come_whole_with_their_digest(
-    world: World, finance: list[dict[str, Any]], package: Package
-) -> None:
+def test_files_come_whole_with_their_digest(world: World, finance: list[dict[str, Any]], package: Package) -> None:
     for name, data in package.files.items():
         answer = world.acme.http.get(world.acme.version_url("finance", 1, f"/files/{name}"))
         assert (answer.status_code, answer.content) == (200, data)
@@ -179,9 +177,7 @@ def test_a_range_of_a_file(
 ) -> None:
     data = package.files[WEIGHTS]
     wanted = data[first : None if last is None else last + 1]
-    answer = world.acme.http.get(
-        world.acme.version_url("finance", 1, f"/files/{WEIGHTS}"), headers={"Range": header}
-    )
+    answer = world.acme.http.get(world.acme.version_url("finance", 1, f"/files/{WEIGHTS}"), headers={"Range": header})
     assert (answer.status_code, answer.content) == (206, wanted)
     begin = first if first >= 0 else len(data) + first
     assert answer.headers["Content-Range"] == f"bytes {begin}-{begin + len(wanted) - 1}/{len(data)}"
@@ -192,9 +188,7 @@ def test_a_range_of_a_file(
 @pytest.mark.parametrize(
     "header", ["bytes=999999999-", "bytes=-0", "bytes=5-4", "bytes=-", "bytes=x-1", "bytes", "bytes=١-2"]
 )
-def test_a_range_that_is_not_there(
-    world: World, finance: list[dict[str, Any]], package: Package, header: str
-) -> None:
+def test_a_range_that_is_not_there(world: World, finance: list[dict[str, Any]], package: Package, header: str) -> None:
     answer = world.acme.http.get(
         world.acme.version_url("finance", 1, f"/files/{WEIGHTS}"), headers={"Range": header.encode()}
     )
@@ -238,9 +232,7 @@ class TestAliases:
             self.url(world), json={"version_digest": new}, headers={"If-Match": shown.headers["ETag"]}
         )
         assert (moved.status_code, moved.json()["number"], moved.headers["ETag"]) == (200, 2, f'"{new}"')
-        stale = world.acme.http.put(
-            self.url(world), json={"version_digest": old}, headers={"If-Match": f'"{old}"'}
-        )
+        stale = world.acme.http.put(self.url(world), json={"version_digest": old}, headers={"If-Match": f'"{old}"'})
         assert (stale.status_code, stale.json()["code"]) == (412, "PRECONDITION_FAILED")
         assert stale.headers["ETag"] == f'"{new}"'
         history = world.acme.http.get(self.url(world) + "/history").json()["items"]
@@ -389,8 +381,6 @@ def test_a_digest_names_one_version_of_an_adapter(world: World, package: Package
     other = tiny_llama_spec(revision="8" * 40)
     world.context.services.base_models.add(other, actor="test")
     moved = replace(silent, base=other)
-    answer = world.acme.http.post(
-        world.acme.url("/uploads"), json=moved.signed(world.acme.key).declaration("finance")
-    )
+    answer = world.acme.http.post(world.acme.url("/uploads"), json=moved.signed(world.acme.key).declaration("finance"))
     assert (answer.status_code, answer.json()["code"]) == (409, "ALREADY_EXISTS")
     assert world.acme.publish(moved, adapter="elsewhere")["base"] == other.pin.as_json()

@@ -27,10 +27,7 @@ def test_publish_resolve_download_withdraw(world: World, package: Package) -> No
         json={"version_digest": second["version_digest"]}, headers={"If-Match": f'"{package.digest}"'},
     )  # fmt: skip
     assert moved.status_code == 200
-    assert (
-        world.acme.http.post(world.acme.version_url("finance", "2:quarantine")).json()["state"]
-        == "quarantined"
-    )
+    assert world.acme.http.post(world.acme.version_url("finance", "2:quarantine")).json()["state"] == "quarantined"
     assert world.acme.resolve("acme/finance:prod")[0]["problem"]["code"] == "VERSION_WITHDRAWN"
     assert world.zeta.resolve(f"acme/finance@sha256:{package.digest}")[0]["problem"]["code"] == "NOT_FOUND"
     page = world.acme.http.get(world.acme.url("/adapters/finance/versions?limit=1"))

@@ -16,9 +16,7 @@ FIELDS = {"type", "title", "status", "detail", "instance", "code", "where", "hin
 
 
 def problem(answer: Any, status: int, code: str) -> dict[str, Any]:
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), (
-        answer.text
-    )
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
     body = answer.json()
     assert set(body) == FIELDS
     assert (body["status"], body["code"]) == (status, code)
@@ -28,9 +26,7 @@ def problem(answer: Any, status: int, code: str) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tenants/acme/", "/docs", "/v2/tenants"]
-)
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tenants/acme/", "/docs", "/v2/tenants"])
 def test_unknown_addresses(world: World, path: str) -> None:
     problem(world.acme.http.get(path), 404, "NOT_FOUND")
 
@@ -101,9 +97,7 @@ def test_nobody_s_body_is_read_before_the_token(world: World) -> None:
         raise AssertionError("read")
         yield b""
 
-    answer = world.client(None).post(
-        "/v1/resolve", content=b"{", headers={"Content-Type": "application/json"}
-    )
+    answer = world.client(None).post("/v1/resolve", content=b"{", headers={"Content-Type": "application/json"})
     problem(answer, 401, "UNAUTHENTICATED")
 
 

@@ -44,9 +44,7 @@ def meeting(rebuild: Callable[..., Context], blobs: BlobStore) -> Callable[[], C
     return lambda: rebuild(blobs=shared)
 
 
-def test_two_processes_finalize_one_upload(
-    world: World, package: Package, meeting: Callable[[], Context]
-) -> None:
+def test_two_processes_finalize_one_upload(world: World, package: Package, meeting: Callable[[], Context]) -> None:
     signed = package.signed(world.acme.key)
     assert list(signed.files)[2] == "model.sig"
     upload_id = world.acme.send(signed)
@@ -73,9 +71,7 @@ def test_two_uploads_of_one_adapter_get_two_numbers(
     assert sorted(upload.number for upload in done) == [1, 2]
 
 
-def test_the_same_content_twice_is_one_version(
-    world: World, package: Package, meeting: Callable[[], Context]
-) -> None:
+def test_the_same_content_twice_is_one_version(world: World, package: Package, meeting: Callable[[], Context]) -> None:
     signed = package.signed(world.acme.key)
     first, second = world.acme.send(signed), world.acme.send(signed)
     contexts = meeting(), meeting()

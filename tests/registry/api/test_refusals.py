@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from adapterd.loader.checks import examine_directory
 from adapterd.loader.trust.keys import generate_publisher_key
 from adapterd.registry.blobs.local import LocalBlobs
 from fakes.registry_world import CONFIG, SIGNATURE, WEIGHTS, Package, World, make_package
@@ -93,9 +94,7 @@ def test_a_config_changed_after_signing(world: World, package: Package) -> None:
     signed = package.signed(world.acme.key)
     config = json.loads(signed.files[CONFIG])
     config["lora_alpha"] = 800
-    answer = assert_refused(
-        world, signed.changed({CONFIG: json.dumps(config).encode()}), "MANIFEST_NOT_EXACT"
-    )
+    answer = assert_refused(world, signed.changed({CONFIG: json.dumps(config).encode()}), "MANIFEST_NOT_EXACT")
     assert answer["where"] == CONFIG
 
 
@@ -116,6 +115,16 @@ def test_a_package_that_does_not_fit_the_base(world: World, tmp_path: Path) -> N
 
 def test_a_package_without_effect_unless_it_is_allowed(world: World, tmp_path: Path) -> None:
     assert_refused(world, make_package(tmp_path / "zero", scale=0.0).signed(world.acme.key), "ZERO_DELTA")
+
+
+def test_the_server_says_what_the_loader_says(world: World, tmp_path: Path) -> None:
+    """Word for word, warnings included (DESIGN §4.1)."""
+    bad = make_package(tmp_path / "bad", scale=0.0, some_new_field=True).signed(world.acme.key)
+    (tmp_path / "bad" / SIGNATURE).write_bytes(bad.files[SIGNATURE])
+    here = [p.as_json() for p in examine_directory(tmp_path / "bad", world.base).problems]
+    assert {p["severity"] for p in here} == {"reject", "warn"}
+    answer = assert_refused(world, bad, "ZERO_DELTA")
+    assert answer["problems"] == here
 
 
 def bomb(length: int, size: int) -> bytes:

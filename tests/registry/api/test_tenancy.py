@@ -143,9 +143,7 @@ def test_equal_bytes_of_two_tenants_are_stored_twice(world: World, package: Pack
 
 
 @pytest.mark.parametrize("scope", ALL_SCOPES)
-def test_a_scope_opens_its_own_routes_only(
-    world: World, package: Package, names: dict[str, str], scope: str
-) -> None:
+def test_a_scope_opens_its_own_routes_only(world: World, package: Package, names: dict[str, str], scope: str) -> None:
     """Which routes of its own tenant a token with one scope gets past the door of."""
     client = world.client(world.token("acme", scope))
     wanted = {

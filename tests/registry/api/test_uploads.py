@@ -105,18 +105,14 @@ def test_names_never_become_paths(world: World, package: Package, tmp_path: Path
         ("a\\b", "ARCHIVE_PATH"), ("sub/adapter_config.json", "AMBIGUOUS_WEIGHTS"), (".gitignore", "UNEXPECTED_FILE"),
     ],
 )  # fmt: skip
-def test_names_outside_the_list_are_refused_at_once(
-    world: World, package: Package, name: str, expected: str
-) -> None:
+def test_names_outside_the_list_are_refused_at_once(world: World, package: Package, name: str, expected: str) -> None:
     body = package.changed({name: b"x"}).declaration("finance")
     answer = world.acme.http.post(world.acme.url("/uploads"), json=body)
     assert code(answer) == (422, expected)
 
 
 def test_sizes_are_judged_before_a_byte_is_taken(world: World, package: Package, tmp_path: Path) -> None:
-    world.acme.http.put(
-        world.acme.url("/policy"), json={"limits": {"max_total_bytes": 5000, "max_config_bytes": 50}}
-    )
+    world.acme.http.put(world.acme.url("/policy"), json={"limits": {"max_total_bytes": 5000, "max_config_bytes": 50}})
     answer = world.acme.http.post(world.acme.url("/uploads"), json=package.declaration("finance"))
     assert code(answer) == (422, "CONFIG_TOO_LARGE")
     assert {p["code"] for p in answer.json()["problems"]} == {"CONFIG_TOO_LARGE", "QUOTA_EXCEEDED"}
@@ -140,9 +136,7 @@ def test_sizes_are_judged_before_a_byte_is_taken(world: World, package: Package,
         ({"files": [{"path": CONFIG, "size": 1, "sha256": "a" * 64}]}, (422, "MISSING_WEIGHTS")),
     ],
 )  # fmt: skip
-def test_declarations_that_cannot_be(
-    world: World, package: Package, over: dict[str, Any], expected: Any
-) -> None:
+def test_declarations_that_cannot_be(world: World, package: Package, over: dict[str, Any], expected: Any) -> None:
     body = {**package.declaration("finance"), **over}
     assert code(world.acme.http.post(world.acme.url("/uploads"), json=body)) == expected
 
@@ -210,9 +204,7 @@ def test_a_cancelled_session_is_gone_with_its_bytes(world: World, package: Packa
     assert staged_bytes(tmp_path) == 0
 
 
-def test_an_expired_session_is_gone_and_swept(
-    world: World, package: Package, clock: FakeClock, tmp_path: Path
-) -> None:
+def test_an_expired_session_is_gone_and_swept(world: World, package: Package, clock: FakeClock, tmp_path: Path) -> None:
     lost, kept = world.acme.send(package), ""
     clock.advance(hours=20)
     with_card = package.changed({"README.md": b"card"})
@@ -243,9 +235,7 @@ def test_an_interrupted_transfer_keeps_what_came_and_resumes(world: World, packa
     assert world.acme.finalize(upload_id).json()["version"]["version_digest"] == package.digest
 
 
-def test_a_second_writer_of_a_file_is_turned_away(
-    world: World, package: Package, staging: StagingArea
-) -> None:
+def test_a_second_writer_of_a_file_is_turned_away(world: World, package: Package, staging: StagingArea) -> None:
     upload_id = world.acme.open(package)["id"]
     upload = world.context.uploads.get("acme", upload_id)
     with staging.receiver(upload_id, upload.files[0], 0):

@@ -68,9 +68,7 @@ def test_many_writers_of_the_same_bytes(blobs: BlobStore, file: Callable[[bytes]
     assert read(blobs, "acme", digest(DATA)) == DATA
 
 
-def test_bytes_that_hash_to_something_else_are_not_stored(
-    blobs: BlobStore, file: Callable[[bytes], Path]
-) -> None:
+def test_bytes_that_hash_to_something_else_are_not_stored(blobs: BlobStore, file: Callable[[bytes], Path]) -> None:
     wanted = digest(b"other")
     with pytest.raises(Refused) as caught:
         blobs.put("acme", wanted, file(DATA))
@@ -116,9 +114,7 @@ def test_delete_is_idempotent(blobs: BlobStore, file: Callable[[bytes], Path]) -
     assert blobs.size("acme", digest(DATA)) is None
 
 
-def test_a_reader_that_stops_early_leaves_nothing_open(
-    blobs: BlobStore, file: Callable[[bytes], Path]
-) -> None:
+def test_a_reader_that_stops_early_leaves_nothing_open(blobs: BlobStore, file: Callable[[bytes], Path]) -> None:
     data = bytes(3 * CHUNK_BYTES)
     blobs.put("acme", digest(data), file(data))
     pieces = blobs.read("acme", digest(data))
@@ -129,9 +125,7 @@ def test_a_reader_that_stops_early_leaves_nothing_open(
 
 
 @pytest.mark.parametrize("what", ["absent", "folder", "link"])
-def test_a_source_must_be_a_file(
-    what: str, blobs: BlobStore, file: Callable[[bytes], Path], tmp_path: Path
-) -> None:
+def test_a_source_must_be_a_file(what: str, blobs: BlobStore, file: Callable[[bytes], Path], tmp_path: Path) -> None:
     source = tmp_path / what
     if what == "folder":
         source.mkdir()

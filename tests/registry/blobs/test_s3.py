@@ -69,9 +69,7 @@ def test_a_bucket_that_is_not_there(s3_blobs: S3Blobs) -> None:
 
 
 def test_wrong_credentials(s3_blobs: S3Blobs, s3_server: S3Server, source: Path) -> None:
-    client = make_client(
-        endpoint=s3_server.endpoint, access_key_id=ACCESS_KEY_ID, secret_access_key="hunter2"
-    )
+    client = make_client(endpoint=s3_server.endpoint, access_key_id=ACCESS_KEY_ID, secret_access_key="hunter2")
     stranger = S3Blobs(client, s3_blobs.bucket)
     for attempt in (
         stranger.check,
@@ -106,9 +104,7 @@ def test_a_server_that_is_not_there(source: Path) -> None:
         gone.close()
 
 
-def test_settings_choose_the_store(
-    s3_blobs: S3Blobs, s3_server: S3Server, source: Path, tmp_path: Path
-) -> None:
+def test_settings_choose_the_store(s3_blobs: S3Blobs, s3_server: S3Server, source: Path, tmp_path: Path) -> None:
     assert isinstance(open_blobs(load_settings(data_dir=tmp_path)), LocalBlobs)
     settings = load_settings(
         data_dir=tmp_path, blobs="s3", s3_endpoint=s3_server.endpoint, s3_bucket=s3_blobs.bucket,

@@ -72,9 +72,7 @@ def test_policy_round_trip(services: Services) -> None:
     assert services.audit.list("acme")[-1].detail["policy_id"] == policy.policy_id
 
 
-@pytest.mark.parametrize(
-    "code", [Code.HASH_MISMATCH, Code.SIGNATURE_INVALID, Code.NONFINITE, Code.UNKNOWN_MODULE]
-)
+@pytest.mark.parametrize("code", [Code.HASH_MISMATCH, Code.SIGNATURE_INVALID, Code.NONFINITE, Code.UNKNOWN_MODULE])
 def test_no_policy_allows_what_is_not_safe(code: Code, services: Services) -> None:
     services.tenants.create("acme", actor="op")
     with pytest.raises(Failed) as caught:

@@ -35,9 +35,7 @@ def test_a_changed_character_is_noticed(position: int) -> None:
     assert parse_token(text[:position] + other + text[position + 1 :]) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "adru_", "Bearer x", "adrx_" + "0" * 59, "é" * 64, "adru_" + "0" * 59 + "\n"]
-)
+@pytest.mark.parametrize("text", ["", "adru_", "Bearer x", "adrx_" + "0" * 59, "é" * 64, "adru_" + "0" * 59 + "\n"])
 def test_what_is_no_token(text: str) -> None:
     assert parse_token(text) is None
 

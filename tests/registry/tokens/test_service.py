@@ -81,9 +81,7 @@ def test_unknown_wrong_and_revoked_answer_alike(tokens: TokenService) -> None:
     body = text[:15] + new_token("s").text[15:58]
     revoked = issue(tokens)
     tokens.revoke("acme", revoked[5:15], actor="op")
-    problems = {
-        failure(tokens, wrong).problem for wrong in (new_token("s").text, body + checksum(body), revoked)
-    }
+    problems = {failure(tokens, wrong).problem for wrong in (new_token("s").text, body + checksum(body), revoked)}
     assert len(problems) == 1
 
 
@@ -104,9 +102,7 @@ def test_expiry(tokens: TokenService, clock: FakeClock) -> None:
     clock.advance(seconds=1)
     assert failure(tokens, text).code is Code.TOKEN_EXPIRED
     body = text[:15] + new_token("s").text[15:58]
-    assert (
-        failure(tokens, body + checksum(body)).code is Code.UNAUTHENTICATED
-    )  # who lacks the secret learns nothing
+    assert failure(tokens, body + checksum(body)).code is Code.UNAUTHENTICATED  # who lacks the secret learns nothing
     tokens.revoke("acme", text[5:15], actor="op")
     assert failure(tokens, text).code is Code.UNAUTHENTICATED
 
@@ -126,9 +122,7 @@ def test_lists_and_revocation_stay_inside_the_tenant(tokens: TokenService) -> No
     assert tokens.list("other")[0].revoked_at is None
 
 
-def test_revoking_twice_keeps_the_first_time(
-    tokens: TokenService, services: Services, clock: FakeClock
-) -> None:
+def test_revoking_twice_keeps_the_first_time(tokens: TokenService, services: Services, clock: FakeClock) -> None:
     token_id = issue(tokens)[5:15]
     tokens.revoke("acme", token_id, actor="op")
     first = tokens.list("acme")[0].revoked_at

@@ -1,0 +1,179 @@
+"""The cache over the real loader: a signed folder, the verified store, packing."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adapterd.gpu_cache import AdapterCache, CacheConfig
+from adapterd.gpu_cache.loading import StoreLoader, packed_dtype
+from adapterd.gpu_cache.slots import Resident
+from adapterd.loader.errors import AdapterdError, Code
+from adapterd.loader.identity import WEIGHTS_FILE, Ref
+from adapterd.loader.limits import DEFAULT_LIMITS, MIB
+from adapterd.loader.store import VerifiedStore
+from fakes.publisher import FolderPublisher
+from fakes.toy_models import LINEARS, toy_spec
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> FolderPublisher:
+    return FolderPublisher(tmp_path / "published", toy_spec())
+
+
+def cache_over(publisher: FolderPublisher, **settings: object) -> AdapterCache:
+    config = CacheConfig(vram_bytes=8 * MIB, host_bytes=8 * MIB, **settings)  # type: ignore[arg-type]
+    return AdapterCache(config, base=publisher.base, source=publisher.source, trust=publisher.trust)
+
+
+def rows(arena: torch.Tensor, resident: Resident, module: str, matrix: str) -> np.ndarray:
+    """A [rank, in] or Bᵀ [rank, out], read block by block out of the arena. F32."""
+    layout, parts = resident.layout, []
+    for block in layout.blocks:
+        if (resident.manifest.modules[block.module].name, block.matrix) == (module, matrix):
+            begin = resident.pages[block.page] * layout.page_bytes + block.offset
+            raw = arena[begin : begin + 4 * block.rows * block.width].numpy().view(np.float32)
+            parts.append(raw.reshape(block.rows, block.width))
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "F32"])
+def test_the_arena_holds_the_published_factors(publisher: FolderPublisher, wanted: str) -> None:
+    dtype = "F32" if wanted == "auto" else "BF16"
+    package = publisher.publish("acme", "finance", modules=LINEARS, rank=19, alpha=4, dtype=dtype, seed=1)
+    with cache_over(publisher, dtype=wanted) as cache:
+        ((resident, _),) = cache.acquire("acme/finance", tenant="acme").wait(60).composition
+        assert resident.layout.dtype == "F32"
+        for module, (a, b) in package.factors.items():
+            np.testing.assert_array_equal(rows(cache.arena, resident, module, "a"), a.astype(np.float32))
+            np.testing.assert_array_equal(rows(cache.arena, resident, module, "b"), b.T.astype(np.float32))
+
+
+def test_a_byte_changed_in_the_source_never_gets_in(publisher: FolderPublisher) -> None:
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    _flip(publisher.root / "acme/finance/1" / WEIGHTS_FILE)
+    with cache_over(publisher) as cache:
+        assert _failure(cache, "acme/finance") in {Code.HASH_MISMATCH, Code.CHUNK_MISMATCH}
+        assert cache.statistics().host_bytes == {}
+
+
+def test_a_byte_changed_on_disk_is_found_while_packing_and_healed_by_the_next_acquire(
+    publisher: FolderPublisher, tmp_path: Path
+) -> None:
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    ref = Ref.parse("acme/finance")
+    loader = StoreLoader(
+        publisher.source,
+        VerifiedStore(tmp_path / "store", publisher.trust),
+        dtype="auto",
+        page_bytes=MIB,
+        limits=DEFAULT_LIMITS,
+    )
+    prepared = loader.prepare(loader.resolve(ref, "acme"), publisher.base, lambda: False)
+    (stored,) = (tmp_path / "store").rglob(WEIGHTS_FILE)
+    _flip(stored)
+    out = memoryview(bytearray(prepared.layout.nbytes))
+    with pytest.raises(AdapterdError) as refused:
+        prepared.fill(out)
+    assert refused.value.code is Code.CHUNK_MISMATCH
+    again = loader.prepare(loader.resolve(ref, "acme"), publisher.base, lambda: False)
+    again.fill(out)
+    with cache_over(publisher, store=tmp_path / "store") as cache:
+        ((resident, _),) = cache.acquire("acme/finance", tenant="acme").wait(60).composition
+        begin = resident.pages[0] * MIB
+        assert bytes(cache.arena[begin : begin + MIB].numpy()) == bytes(out[:MIB])
+
+
+def test_a_version_for_another_base_is_refused(publisher: FolderPublisher) -> None:
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    with cache_over(publisher) as cache:
+        cache.rebind(replace(publisher.base, revision="c" * 40))
+        assert _failure(cache, "acme/finance") is Code.BASE_REVISION_MISMATCH
+
+
+def test_a_foreign_adapter_is_a_missing_one(publisher: FolderPublisher) -> None:
+    publisher.publish("blue", "secret", modules=["q_proj"])
+    with cache_over(publisher) as cache:
+        assert _failure(cache, "blue/secret") is _failure(cache, "acme/none") is Code.NOT_FOUND
+
+
+def test_a_load_that_nobody_wants_any_more_stops(publisher: FolderPublisher, tmp_path: Path) -> None:
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    store = VerifiedStore(tmp_path / "store", publisher.trust)
+    loader = StoreLoader(publisher.source, store, dtype="auto", page_bytes=MIB, limits=DEFAULT_LIMITS)
+    asked: list[bool] = []
+
+    def cancelled() -> bool:
+        asked.append(True)
+        return len(asked) > 1  # in the middle of the download
+
+    with pytest.raises(AdapterdError) as stopped:
+        loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), publisher.base, cancelled)
+    assert stopped.value.code is Code.LEASE_CANCELLED
+    assert list((tmp_path / "store").rglob(WEIGHTS_FILE)) == []
+
+
+def test_a_store_of_its_own_goes_with_the_cache(
+    publisher: FolderPublisher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    before = set(threading.enumerate())
+    with cache_over(publisher) as cache:
+        cache.acquire("acme/finance", tenant="acme").wait(60)
+        assert list(tmp_path.glob("adapterd-store-*"))
+    assert not list(tmp_path.glob("adapterd-store-*"))
+    assert set(threading.enumerate()) <= before
+
+
+def test_auto_is_the_adapters_own_dtype(publisher: FolderPublisher, tmp_path: Path) -> None:
+    publisher.publish("acme", "half", modules=["q_proj"], dtype="F16")
+    store = VerifiedStore(tmp_path / "store", publisher.trust)
+    resolved = publisher.source.resolve(Ref.parse("acme/half"), "acme")
+    manifest = store.ensure(resolved, publisher.source, publisher.base).manifest
+    assert packed_dtype("auto", manifest) == "F16"
+    assert packed_dtype("BF16", manifest) == "BF16"
+    module = manifest.modules[0]
+    mixed = replace(manifest, modules=(module, replace(module, dtype="BF16")))
+    assert packed_dtype("auto", mixed) == "F32"
+
+
+def test_a_cache_needs_somewhere_to_load_from(publisher: FolderPublisher) -> None:
+    with pytest.raises(ValueError, match="a source and a trust store"):
+        AdapterCache(CacheConfig(), base=publisher.base)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loader": "process"},
+        {"vram_bytes": 1000},
+        {"host_bytes": 0},
+        {"loader_threads": 0},
+        {"page_bytes": 1000},
+        {"pages_per_step": 0},
+    ],
+)
+def test_settings_are_checked(settings: dict[str, object]) -> None:
+    with pytest.raises(AdapterdError) as refused:
+        CacheConfig(**settings)  # type: ignore[arg-type]
+    assert refused.value.code is Code.SETTINGS_INVALID
+    assert refused.value.problem.where in settings
+
+
+def _failure(cache: AdapterCache, ref: str) -> Code:
+    with pytest.raises(AdapterdError) as failed:
+        cache.acquire(ref, tenant="acme").wait(60)
+    return failed.value.code
+
+
+def _flip(path: Path) -> None:
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x40
+    path.write_bytes(data)
