@@ -38,7 +38,7 @@ class Report:
         ids: what `-q` prints, one a line.
         view: makes what people see; None prints the ids.
         problems: told on stderr; those that reject have made `status` what it is.
-        status: the exit status (DESIGN §4.2).
+        status: the exit status (docs/surfaces.md).
     """
 
     body: Mapping[str, object]
@@ -169,5 +169,5 @@ def _ignore(_: int) -> None:
 
 
 def problems_json(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """Problems as DESIGN §4.1 writes them."""
+    """Problems as docs/surfaces.md writes them."""
     return [p.as_json() for p in problems]

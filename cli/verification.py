@@ -95,7 +95,7 @@ class Verification:
         return 0 if self.ok else error_from(self.problems).exit_status
 
     def as_json(self) -> dict[str, Any]:
-        """DESIGN §4.2, without `schema` and `ok`."""
+        """docs/surfaces.md, without `schema` and `ok`."""
         return {
             "subject": self.subject,
             "problems": [p.as_json() for p in self.problems],

@@ -1,4 +1,4 @@
-"""Compositions: what one row gets. Asked for by REFs and weights, normalised to versions and weights (DESIGN §1)."""
+"""Compositions: what one row gets. Asked for by REFs and weights, normalised to versions and weights (ARCHITECTURE, Vocabulary)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Place(StrEnum):
-    """Where an adapter's bytes are (DESIGN §1)."""
+    """Where an adapter's bytes are (ARCHITECTURE, Vocabulary)."""
 
     ABSENT = "absent"
     HOST = "host"

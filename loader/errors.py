@@ -176,7 +176,7 @@ class Problem:
     hint: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """The five fields as plain strings, in the order of DESIGN's surface."""
+        """The five fields as plain strings, in the order of docs/surfaces.md."""
         return {
             "code": self.code.value,
             "severity": self.severity,
@@ -333,7 +333,7 @@ def error(code: Code, where: str, message: str, hint: str = "") -> AdapterdError
 
 
 def error_from(problems: Iterable[Problem]) -> AdapterdError:
-    """One exception for several problems; a refusal of the input wins over a lack of trust (DESIGN §4.2)."""
+    """One exception for several problems; a refusal of the input wins over a lack of trust (docs/surfaces.md)."""
     rejects: Sequence[Problem] = [p for p in problems if p.severity == "reject"]
     if not rejects:
         raise ValueError("no problem rejects")

@@ -112,7 +112,7 @@ class FileEntry:
 
 
 def version_digest(files: Iterable[FileEntry]) -> str:
-    """DESIGN §1: SHA-256 of the RFC 8785 form of all stored files but `model.sig`, sorted by the bytes of path."""
+    """SHA-256 of the RFC 8785 form of all stored files but `model.sig`, sorted by the bytes of path."""
     kept = sorted((f for f in files if f.path != SIGNATURE_FILE), key=lambda f: f.path.encode())
     body = {
         "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in kept],

@@ -1,4 +1,4 @@
-"""Where each rank block of an adapter goes: the pages of its packed form (DESIGN §5, Pages).
+"""Where each rank block of an adapter goes: the pages of its packed form (ARCHITECTURE, Pages).
 
 A page belongs to one adapter, and a block lies inside one page, so any free pages serve and nothing
 fragments (I15). A is cut along the rank as it stands in the file, [rank, in]; B is stored transposed,

@@ -19,7 +19,7 @@ class Limits:
     Attributes:
         max_rank: largest rank of a module. PEFT's published adapters stay at 256 and below; twice that.
         max_modules: adapted modules in a version (Llama-405B has 126 layers × 7 linears = 882).
-        max_tensors: tensors in the file; DESIGN §5's 65,536 is the format's own cap.
+        max_tensors: tensors in the file; 65,536, forty times a large dense adapter's.
         max_header_bytes: safetensors header; the library's own cap is 100 MB, 46,000 names need 6 MB.
         max_config_bytes: `adapter_config.json`; real ones are 1 to 30 KB.
         max_json_depth: nesting of a config or header.

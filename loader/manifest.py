@@ -121,7 +121,7 @@ class Manifest:
         raise KeyError(path)
 
     def as_json(self) -> dict[str, Any]:
-        """The surface of `verify --json` (DESIGN §4.2)."""
+        """The surface of `verify --json` (docs/surfaces.md)."""
         return {
             "type": MANIFEST_TYPE,
             "version_digest": self.version_digest,

@@ -41,7 +41,7 @@ class ResidentLike(Protocol):
 
 
 class LeaseLike(Protocol):
-    """One user's hold. `composition` is normalised (DESIGN §1), empty for the base, known once ready."""
+    """One user's hold. `composition` is normalised (ARCHITECTURE, Vocabulary), empty for the base, known once ready."""
 
     @property
     def composition(self) -> Sequence[tuple[ResidentLike, float]]: ...

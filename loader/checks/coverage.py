@@ -1,6 +1,6 @@
 """Does the config agree with the tensors: the modules it targets, and those that the file adapts?
 
-The tensors decide (DESIGN §5). A tensor that the config does not cover would be dropped in silence by
+The tensors decide (ARCHITECTURE, Mechanisms). A tensor that the config does not cover would be dropped in silence by
 PEFT, and a covered module without tensors would be left as it is: both are refused.
 """
 

@@ -1,4 +1,4 @@
-"""The second parser: the `safetensors` library must read the same header as ours (DESIGN §5)."""
+"""The second parser: the `safetensors` library must read the same header as ours (ARCHITECTURE, Mechanisms)."""
 
 from __future__ import annotations
 

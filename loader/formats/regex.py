@@ -2,7 +2,7 @@
 
 PEFT hands the config's patterns to Python's `re`, which backtracks: `(([a-z.])+)+!` takes longer than
 the age of the universe on one module path. RE2 has no lookahead, which real configs use at their
-start to leave towers out (`^(?!vision)…`); those are split off and each part runs on RE2 (DESIGN §5).
+start to leave towers out (`^(?!vision)…`); those are split off and each part runs on RE2 (ARCHITECTURE, Mechanisms).
 No time-outs anywhere: a verdict is deterministic.
 """
 
@@ -44,6 +44,8 @@ _GROUP = re.compile(r"\((?:\?(?::|[ims]+(?:-[ims]+)?:|-[ims]+:))?")
 _LEADING_FLAGS = re.compile(r"\(\?[ims]+\)")
 # Letters after a backslash that mean one thing to both; punctuation stands for itself.
 _SHARED_ESCAPES = frozenset("dDwWsSbBAntrfva")
+# Places, not characters: Python refuses to repeat them.
+_PLACES = frozenset({"^", "$", r"\b", r"\B", r"\A"})
 _MALFORMED = (
     "missing", "unexpected )", "trailing \\", "no argument for repetition", "invalid character class",
 )  # fmt: skip
@@ -151,6 +153,7 @@ def _check_shared(pattern: str, where: str, *, flags_allowed: bool = False) -> N
     """Refuse what RE2 and `re` read differently, and repeated repetitions, on which `re` may never finish."""
     open_groups: list[bool] = [False]  # for each open group: does it hold an unbounded repetition?
     closed: bool | None = None  # the same for the group that has just been closed
+    before = ""
     start = 0
     for token in tokens(pattern):
         unbounded = token.kind == "repeat" and (token.text in ("*", "+") or token.text.endswith(",}"))
@@ -159,8 +162,10 @@ def _check_shared(pattern: str, where: str, *, flags_allowed: bool = False) -> N
                 where,
                 f"a repetition of a repetition at character {token.end}; PEFT might never finish",
             )
+        if token.kind == "repeat" and before in _PLACES:
+            _unsafe(where, f"nothing to repeat at character {token.end}")
         open_groups[-1] |= unbounded
-        closed = None
+        closed, before = None, token.text
         match token.kind:
             case "open":
                 _check_group(token.text, where, leading=flags_allowed and start == 0)

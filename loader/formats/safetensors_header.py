@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly (DESIGN §5).
+"""The header of a safetensors file, read strictly (ARCHITECTURE, Mechanisms).
 
 The format: 8 bytes little-endian length n, n bytes of JSON that maps a name to dtype, shape and
 data_offsets (counted from the end of the header), then the data. The JSON may be padded with
@@ -151,7 +151,7 @@ def _rules(limits: Limits) -> JsonRules:
 def _check_invariants(
     fields: Mapping[str, Any], data_start: int, file_size: int, limits: Limits
 ) -> tuple[TensorEntry, ...]:
-    """Every rule of the format and of DESIGN §5, one error each.
+    """Every rule of the format and of ARCHITECTURE's Mechanisms, one error each.
 
     The rules per tensor, in file order: name; fields; dtype; shape; size in bytes without overflow; offsets
     that are a range of just that size. Then, in the order of the bytes: each tensor starts where the one

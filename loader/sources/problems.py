@@ -33,7 +33,7 @@ def refusal(status: int, body: bytes, url: str) -> AdapterdError:
 
 
 def problem(value: object, url: str) -> AdapterdError | None:
-    """The error that a problem object (RFC 9457, DESIGN §4.3) stands for; None if it is none of ours."""
+    """The error that a problem object (RFC 9457, docs/surfaces.md) stands for; None if it is none of ours."""
     if not isinstance(value, dict) or not isinstance(code := value.get("code"), str) or code not in set(Code):
         return None
     where, detail, hint = (_words(value.get(name)) for name in ("where", "detail", "hint"))

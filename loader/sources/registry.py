@@ -27,7 +27,7 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 class RegistrySource:
-    """Implements `Source` over the REST API of a registry (DESIGN §4.3).
+    """Implements `Source` over the REST API of a registry (docs/surfaces.md).
 
     Args:
         url: of the registry, as in `http://127.0.0.1:8347`.

@@ -2,7 +2,7 @@
 
 An in-toto statement in a DSSE envelope. It ties a name (tenant, adapter, number) and a base pin to the
 exact files, to the publisher's signature and to the manifest, and lists the SHA-256 of each 4 MiB chunk of
-the tensor file, so that a cold load checks chunks while it packs them (DESIGN §1, §5).
+the tensor file, so that a cold load checks chunks while it packs them (ARCHITECTURE, Vocabulary).
 """
 
 from __future__ import annotations

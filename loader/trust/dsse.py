@@ -17,7 +17,7 @@ from adapterd.loader.trust.strict_json import Fields, Malformed
 
 IN_TOTO_PAYLOAD = "application/vnd.in-toto+json"
 IN_TOTO_STATEMENT = "https://in-toto.io/Statement/v1"
-# DESIGN §5 (OMS profile). A version of 64 files needs about 10 KB, 4,096 chunk digests 300 KB.
+# ARCHITECTURE, OMS profile. A version of 64 files needs about 10 KB, 4,096 chunk digests 300 KB.
 MAX_PAYLOAD_BYTES = 1 << 20
 
 

@@ -1,7 +1,7 @@
 """Publisher signatures: OpenSSF Model Signing v1.0 bundles over the exact file set of a version.
 
 The format is the one of `model-signing` 1.1.1 (Sigstore bundle v0.3, DSSE, in-toto statement). The
-profile is narrower, so that a signature means one thing only (DESIGN §5): method `files`, SHA-256, no
+profile is narrower, so that a signature means one thing only (ARCHITECTURE, Mechanisms): method `files`, SHA-256, no
 symlinks, only the usual names ignored and none of them present, resources sorted, unique and equal to the
 stored files, the root digest recomputed, exactly one signature. The old tool's mis-encoded signatures
 (before 1.0) are not accepted.

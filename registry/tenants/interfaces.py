@@ -10,9 +10,6 @@ from adapterd.loader.errors import Code
 from adapterd.loader.identity import canonical_json, sha256_hex
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
 
-# Refusals that are a matter of taste and not of safety: an adapter without effect harms nobody.
-ALLOWABLE = frozenset({Code.ZERO_DELTA, Code.SCALE_SUSPECT})
-
 
 @dataclass(frozen=True, slots=True)
 class TenantInfo:
@@ -28,7 +25,7 @@ class TenantPolicy:
 
     Attributes:
         require_signature: whether an upload without a valid publisher signature is refused.
-        allow: refusals that an uploader may turn into recorded warnings, within `ALLOWABLE`.
+        allow: refusals that an uploader may turn into recorded warnings, within `loader.checks.ALLOWABLE`.
         limits: the caps.
     """
 

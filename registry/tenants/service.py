@@ -5,13 +5,14 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from adapterd.loader.checks import ALLOWABLE
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import check_name
 from adapterd.loader.limits import Limits
 from adapterd.registry.audit.service import AuditLog
 from adapterd.registry.database import Clock, Database
 from adapterd.registry.errors import missing
-from adapterd.registry.tenants.interfaces import ALLOWABLE, TenantInfo, TenantPolicy
+from adapterd.registry.tenants.interfaces import TenantInfo, TenantPolicy
 from adapterd.registry.tenants.models import TenantRow
 
 

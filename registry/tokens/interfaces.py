@@ -14,7 +14,7 @@ Kind = Literal["u", "s", "w"]  # user, service, worker
 
 
 class Scope(StrEnum):
-    """What a token may be good for (DESIGN §4.3)."""
+    """What a token may be good for (docs/surfaces.md)."""
 
     OPERATOR = "operator"
     ADAPTERS_READ = "adapters:read"

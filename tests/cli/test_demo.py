@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 import pytest
-from fakes.commands import Commands
 
 from adapterd.cli.demo.attacks import Attack
 from adapterd.cli.demo.report import demo_report
 from adapterd.cli.demo.serving import LoadTime, RowResult, Served
+from fakes.commands import Commands
 
 ROOM = Path(__file__).resolve().parents[2] / "cli" / "demo"
 
@@ -36,7 +36,7 @@ def test_the_reference_shares_nothing_with_the_engine() -> None:
     tree = ast.parse((ROOM / "reference.py").read_text())
     names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     names += [str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    assert names and not [n for n in names if n.startswith("adapterd") or n.startswith(".")]
+    assert names and not [n for n in names if n.startswith(("adapterd", "."))]
 
 
 def test_a_folder_to_keep_must_not_be_there_yet(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class CacheContract:
         assert all(wrong_pages(cache.arena, resident) == [] for resident, _ in lease.composition)
 
     def test_churn_never_shows_a_step_foreign_bytes(self, cache: AdapterCache, loader: MemoryLoader) -> None:
-        """More adapters than fit. Reads are enqueued, leases released at once, and what was read compared at the end."""
+        """More adapters than fit. Reads are enqueued, leases released at once, what was read is compared at the end."""
         names = [f"{tenant}/a{i}" for tenant in ("acme", "blue") for i in range(6)]
         for index, name in enumerate(names):
             loader.publish(name, pages=1 + index % 4)

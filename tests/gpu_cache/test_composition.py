@@ -1,4 +1,4 @@
-"""DESIGN §1: sorted by digest, equal ones summed, zero weights dropped; and the prefix key over it (I11)."""
+"""ARCHITECTURE, Vocabulary: sorted by digest, equal ones summed, zero weights dropped; and the prefix key over it (I11)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code, Refused
@@ -104,12 +104,14 @@ values = st.recursive(
 WIDE = dataclasses.replace(RULES, max_bytes=1 << 20, max_depth=40, max_values=10_000)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.dictionaries(text, values, max_size=5), st.booleans())
 def test_every_honest_object_is_read_as_python_reads_it(value: dict[str, object], ascii_only: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only).encode()
     assert parse_object(data, WIDE) == value
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=60))
 def test_any_bytes_give_an_object_or_a_refusal(data: bytes) -> None:
     for text in (data, b"{" + data, b'{"a":' + data + b"}"):

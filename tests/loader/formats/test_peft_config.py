@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, TaskType
 
@@ -277,6 +277,7 @@ anything = st.recursive(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.dictionaries(st.sampled_from(sorted(SUPPORTED | IGNORABLE.keys() | REFUSED_UNLESS.keys())), anything, max_size=6)
 )

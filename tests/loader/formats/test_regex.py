@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code, Refused
@@ -168,6 +168,7 @@ pieces = st.sampled_from(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(pieces, max_size=8).map("".join),
     st.lists(st.sampled_from("qpmola_.70"), max_size=6).map("".join),

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
 from peft.tuners.tuners_utils import check_target_module_exists
@@ -85,6 +85,7 @@ def test_coverage_is_petfs(fields: dict[str, Any]) -> None:
 leaves = st.sampled_from(["q_proj", "self_attn.q_proj", "c_proj", "w1", "q", "layers.0.self_attn.v_proj", "lm_head"])
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(leaves, min_size=1, max_size=3),
     st.none() | st.lists(st.integers(0, 12), max_size=3),
@@ -149,6 +150,7 @@ key_pieces = st.sampled_from(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(st.lists(key_pieces, min_size=1, max_size=6).map("".join), min_size=1, max_size=5, unique=True),
     st.lists(st.sampled_from(["q_proj", "attn", "layers", "0", "1", "self_attn", "model"]), min_size=1, max_size=4).map(

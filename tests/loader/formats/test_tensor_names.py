@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code
@@ -131,6 +131,7 @@ parts = st.sampled_from(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(parts, min_size=1, max_size=9).map(".".join))
 def test_every_name_is_something_and_only_a_plain_module_is_lora(name: str) -> None:
     key = classify(name)

@@ -118,8 +118,8 @@ def test_a_package_without_effect_unless_it_is_allowed(world: World, tmp_path: P
 
 
 def test_the_server_says_what_the_loader_says(world: World, tmp_path: Path) -> None:
-    """Word for word, warnings included (DESIGN §4.1)."""
-    bad = make_package(tmp_path / "bad", scale=0.0, some_new_field=True).signed(world.acme.key)
+    """Word for word, warnings included (docs/surfaces.md)."""
+    bad = make_package(tmp_path / "bad", scale=0.0, revision=None).signed(world.acme.key)
     (tmp_path / "bad" / SIGNATURE).write_bytes(bad.files[SIGNATURE])
     here = [p.as_json() for p in examine_directory(tmp_path / "bad", world.base).problems]
     assert {p["severity"] for p in here} == {"reject", "warn"}

@@ -56,7 +56,8 @@ def names(world: World, package: Package) -> dict[str, str]:
 
 
 MISSING = {
-    "adapter": "nothing", "alias": "nowhere", "digest": "0" * 64, "upload": "0" * 32, "key": "0" * 64, "token": "0" * 10,
+    "adapter": "nothing", "alias": "nowhere", "digest": "0" * 64, "upload": "0" * 32, "key": "0" * 64,
+    "token": "0" * 10,
 }  # fmt: skip
 
 
