@@ -58,3 +58,12 @@ def test_links_between_documents_lead_somewhere() -> None:
             r"`((?:docs|tests|examples|benchmarks|loader|registry|gpu_cache|cli)/[\w./-]+)`", page.read_text()
         ):
             assert (ROOT / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    named = set()
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        named |= set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()))
+    assert len(named) > 40
+    for path, test in sorted(named):
+        assert re.search(rf"(?m)^\s*(?:async )?def {test}\(", (ROOT / path).read_text()), f"{path}::{test}"

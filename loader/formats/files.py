@@ -106,7 +106,10 @@ class DirectoryPackage:
 
 def _listed(root: int, limits: Limits) -> dict[str, int]:
     scan = _Scan(limits.max_archive_entries)
-    scan.walk(root, "", 1)
+    try:
+        scan.walk(root, "", 1)
+    except OSError as failure:  # a file that went away while the folder was read
+        raise unreadable("the folder", failure) from None
     if scan.problems:
         raise Refused(*scan.problems)
     return scan.sizes
