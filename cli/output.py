@@ -97,7 +97,9 @@ def console_for(stream: IO[str]) -> Console:
 
     if stream.isatty():
         return Console(file=stream, highlight=False)
-    return Console(file=stream, highlight=False, width=int(os.environ.get("COLUMNS", PIPE_WIDTH)), color_system=None)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) else PIPE_WIDTH
+    return Console(file=stream, highlight=False, width=width, color_system=None)
 
 
 def table(*columns: str, right: Iterable[str] = (), title: str | None = None) -> Table:

@@ -1,4 +1,7 @@
-"""Compositions: what one row gets. Asked for by REFs and weights, normalised to versions and weights (ARCHITECTURE, Vocabulary)."""
+"""Compositions: what one row gets. Asked for by REFs and weights, normalised to versions and weights.
+
+The rule stands in ARCHITECTURE.md, Vocabulary.
+"""
 
 from __future__ import annotations
 

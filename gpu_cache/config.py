@@ -13,7 +13,7 @@ from adapterd.loader.layout import ALIGNMENT, PAGE_BYTES
 from adapterd.loader.limits import DEFAULT_LIMITS, MIB, Limits
 
 PAGES_PER_STEP = 16
-"""Pages copied after each step while rows decode: 22 GB/s, and no more than 5 % on p99 (bench, LAYOUT e)."""
+"""Pages copied after each step while rows decode. Measured on one H200: 22 GB/s, and no more than 5 % on p99."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """What adapters may be stored in, by safetensors' words."""
 
 ZERO_RATIO = 1e-7
-"""‖BA‖ at or below this part of ‖A‖‖B‖ is rounding of the factors themselves: a zero effect (ARCHITECTURE, Mechanisms)."""
+"""‖BA‖ at or below this part of ‖A‖‖B‖ is rounding of the factors themselves: a zero effect (ARCHITECTURE.md)."""
 
 CANCEL_RATIO = 1e-3
 """Below it the trace is not trusted: its relative error is 2⁻⁵³·‖A‖²‖B‖²/‖BA‖² times a small factor."""

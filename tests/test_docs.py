@@ -51,7 +51,7 @@ def test_every_route_is_listed(tmp_path: Path) -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    pages = list((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     assert len(pages) > 8
     for page in pages:
         for target in re.findall(

@@ -116,7 +116,7 @@ def build_base(folder: Path) -> torch.nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,

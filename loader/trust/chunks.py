@@ -1,4 +1,4 @@
-"""The SHA-256 of each 4 MiB of a tensor file, so that a cold load checks the bytes it packs (ARCHITECTURE, Mechanisms)."""
+"""The SHA-256 of each 4 MiB of a tensor file, so that a cold load checks the bytes it packs (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE, Vocabulary: sorted by digest, equal ones summed, zero weights dropped; and the prefix key over it (I11)."""
+"""Sorted by digest, equal ones summed, zero weights dropped (ARCHITECTURE, Vocabulary); and the prefix key (I11)."""
 
 from __future__ import annotations
 

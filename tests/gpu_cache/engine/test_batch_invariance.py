@@ -27,12 +27,8 @@ class Zero(nn.Module):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("width", "out", "rank"), [(48, 24, 3), (576, 130, 8), (4096, 64, 24), (64, 4096, 16)]
-)
-def test_a_row_keeps_its_bits_in_any_company(
-    width: int, out: int, rank: int, dtype: torch.dtype, threads: int
-) -> None:
+@pytest.mark.parametrize(("width", "out", "rank"), [(48, 24, 3), (576, 130, 8), (4096, 64, 24), (64, 4096, 16)])
+def test_a_row_keeps_its_bits_in_any_company(width: int, out: int, rank: int, dtype: torch.dtype, threads: int) -> None:
     layer = Zero(width, out)
     model = nn.ModuleDict({"x": layer})
     base = BaseSpec.from_module(model, id="tests/zero", revision="d" * 40)

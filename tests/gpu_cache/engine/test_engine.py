@@ -52,9 +52,7 @@ def test_each_row_gets_its_own_adapter(cache: StaticCache, distribution: str, fu
 
 @pytest.mark.parametrize("adapter_dtype", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("base_dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_every_dtype_of_base_and_adapter(
-    cache: StaticCache, base_dtype: torch.dtype, adapter_dtype: Dtype
-) -> None:
+def test_every_dtype_of_base_and_adapter(cache: StaticCache, base_dtype: torch.dtype, adapter_dtype: Dtype) -> None:
     adapters = adapters_of(cache, 3, adapter_dtype)
     model = toy(dtype=base_dtype)
     owners = [0, 0, 1, -1, 2, 2]
@@ -226,9 +224,7 @@ def test_an_adapter_with_a_module_that_is_not_wrapped_is_refused(cache: StaticCa
     fits = cache.add({LINEARS[0]: 2}, seed=2)
     model = toy()
     engine = LoRAEngine(model, cache, targets=["q_proj"])
-    caught = refused(
-        Code.MODULE_NOT_SERVED, engine, model, torch.randn(1, HIDDEN), [(cache.lease(adapter), 1)]
-    )
+    caught = refused(Code.MODULE_NOT_SERVED, engine, model, torch.randn(1, HIDDEN), [(cache.lease(adapter), 1)])
     assert caught.problem.where == LINEARS[1]
     with pytest.raises(AdapterdError, match="MODULE_NOT_SERVED"):
         engine.check(cache.lease(adapter))

@@ -59,9 +59,7 @@ def test_a_table_that_lists_the_fused_linear_itself_is_taken_at_its_word() -> No
 
 def test_a_fused_linear_that_lacks_a_part_is_refused() -> None:
     base = toy_spec()
-    smaller = BaseSpec.of(
-        [m for m in base.modules if "v_proj" not in m.path], id=base.id, revision=base.revision
-    )
+    smaller = BaseSpec.of([m for m in base.modules if "v_proj" not in m.path], id=base.id, revision=base.revision)
     caught = refusal(Toy(fused=True), smaller, STACKED)
     assert caught.code is Code.BASE_TABLE_INVALID
     assert caught.problem.where == "layers.0.self_attn.v_proj"
@@ -75,9 +73,7 @@ def test_fused_widths_must_add_up() -> None:
 
 def test_a_table_of_other_widths_is_refused() -> None:
     base = toy_spec()
-    modules = [
-        BaseModule(m.path, m.kind, m.in_features, 47) if m.path == LINEARS[3] else m for m in base.modules
-    ]
+    modules = [BaseModule(m.path, m.kind, m.in_features, 47) if m.path == LINEARS[3] else m for m in base.modules]
     caught = refusal(Toy(), BaseSpec.of(modules, id=base.id, revision=base.revision))
     assert caught.code is Code.SHAPE_MISMATCH
     assert caught.problem.where == LINEARS[3]
@@ -109,9 +105,7 @@ def test_a_target_ends_at_a_dot(name: str) -> None:
 
 def test_targets_choose_parts_of_a_fused_linear() -> None:
     found = sites_of(Toy(fused=True), toy_spec(), STACKED, ["v_proj"])
-    assert [s.slices for s in found.values()] == [
-        (Slice(f"layers.{i}.self_attn.v_proj", 72, 24),) for i in range(2)
-    ]
+    assert [s.slices for s in found.values()] == [(Slice(f"layers.{i}.self_attn.v_proj", 72, 24),) for i in range(2)]
 
 
 class WithHead(nn.Module):

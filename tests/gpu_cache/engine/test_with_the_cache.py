@@ -47,9 +47,7 @@ def cache_over(publisher: FolderPublisher, **settings: object) -> AdapterCache:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_tenants_compositions_and_base_rows_in_one_batch(
-    publisher: FolderPublisher, dtype: str, fused: bool
-) -> None:
+def test_tenants_compositions_and_base_rows_in_one_batch(publisher: FolderPublisher, dtype: str, fused: bool) -> None:
     finance = publisher.publish("acme", "finance", modules=LINEARS, rank=5, alpha=10, dtype=dtype, seed=1)
     code = publisher.publish("acme", "code", modules=["q_proj", "up"], rank=20, alpha=10, dtype=dtype, seed=2)
     other = publisher.publish("globex", "finance", modules=["v_proj", "down"], rank=3, alpha=3, seed=3)
