@@ -22,10 +22,12 @@ from datetime import datetime
 
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks import Verdict, examine
-from adapterd.loader.errors import Code, Conflict, Problem, Refused, error, error_from, reject
+from adapterd.loader.checks.content import hash_mismatch
+from adapterd.loader.errors import Code, Conflict, Problem, Refused, error, reject
 from adapterd.loader.formats.files import Package, blocks, read_all
 from adapterd.loader.formats.package import judge_package
 from adapterd.loader.formats.safetensors_header import header_span, parse_header
+from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import SIGNATURE_FILE, WEIGHTS_FILE, FileEntry
 from adapterd.loader.limits import Limits
 from adapterd.loader.manifest import Manifest
@@ -87,13 +89,11 @@ def budget(new: NewUpload, policy: TenantPolicy) -> None:
     if len(sizes) != len(new.files):
         raise error(Code.REQUEST_INVALID, "files", "a file is declared twice")
     contents = judge_package(sizes, policy.limits)
-    problems = [p for p in contents.problems if p.severity == "reject"]
-    problems += [
-        reject(Code.UNEXPECTED_FILE, name, "is not a file that is stored", "Leave it out.")
-        for name in contents.left_out
-    ]
-    if problems:
-        raise error_from(problems)
+    if not contents.ok:
+        raise Refused(*contents.problems)
+    if contents.left_out:
+        message = "is not a file that is stored"
+        raise Refused(*(reject(Code.UNEXPECTED_FILE, shown(n), message, "Leave it out.") for n in contents.left_out))
 
 
 def receive(receiver: Receiver, data: bytes, limits: Limits) -> None:
@@ -128,11 +128,7 @@ def hash_files(package: Package, upload: Upload) -> Hashed:
         chunks = parts if name == WEIGHTS_FILE else chunks
         found.append(FileEntry(name, digest, reader.size))
     declared = {f.declared.path: f.declared for f in upload.files}
-    problems = [
-        reject(Code.HASH_MISMATCH, f.path, f"declared SHA-256 {declared[f.path].sha256}, received {f.sha256}")
-        for f in found
-        if f != declared[f.path]
-    ]
+    problems = [hash_mismatch(f.path, f.sha256, declared[f.path].sha256) for f in found if f != declared[f.path]]
     if problems:
         raise Refused(*problems)
     return Hashed(tuple(found), chunks)

@@ -38,6 +38,7 @@ from adapterd.registry.database import Clock, Database, utcnow
 from adapterd.registry.services import Services, build_services
 from adapterd.registry.settings import Settings
 from adapterd.registry.uploads.finalize import Admission
+from adapterd.registry.uploads.interfaces import StagingQuota
 from adapterd.registry.uploads.service import UploadService
 from adapterd.registry.uploads.staging import StagingArea
 
@@ -65,6 +66,7 @@ def create_app(settings: Settings, *, clock: Clock = utcnow, log_to: TextIO | No
         observer=Observer(log_to or sys.stderr),
         clock=clock,
         upload_lifetime=timedelta(hours=settings.upload_ttl_hours),
+        upload_quota=StagingQuota(settings.max_open_uploads, settings.max_staged_bytes),
     )
     context.uploads.sweep()
     return build_app(context)
@@ -79,12 +81,13 @@ def build_context(
     observer: Observer,
     clock: Clock,
     upload_lifetime: timedelta,
+    upload_quota: StagingQuota,
 ) -> Context:
     """Wire uploads and catalog over the services; opens nothing."""
     db, audit, at_tenant = services.db, services.audit, services.tenants
     versions = VersionService(db, at_tenant, audit, clock)
     pointers = AliasService(db, at_tenant, audit, clock)
-    sessions = UploadService(db, at_tenant, staging, clock, upload_lifetime)
+    sessions = UploadService(db, at_tenant, staging, clock, upload_lifetime, upload_quota)
     admission = Admission(
         db=db,
         uploads=sessions,

@@ -81,7 +81,7 @@ class Database:
     Raises (from `read`, `write` and `connection`, also for what fails inside their blocks):
         Unavailable: DATABASE_UNAVAILABLE (cannot connect, locked too long, lost), STORAGE_FULL.
         Conflict: CONFLICT, a constraint that a concurrent writer got to first.
-        Failed: SCHEMA_OUTDATED, a table or column is not there.
+        Failed: SCHEMA_OUTDATED, a table or column is not there; REQUEST_INVALID, a value that cannot be stored.
     """
 
     def __init__(self, url: str) -> None:
@@ -147,6 +147,11 @@ class Database:
             raise error(
                 Code.CONFLICT, "database", "somebody else changed the same thing at the same time",
                 "Look at the current state and try again.",
+            ) from caught  # fmt: skip
+        except (sa_exc.DataError, UnicodeEncodeError) as caught:
+            raise error(
+                Code.REQUEST_INVALID, "request", "holds a text or number that cannot be stored",
+                "Leave out NUL and half characters.",
             ) from caught  # fmt: skip
         except sa_exc.DBAPIError as caught:
             narrow = _narrow(caught, self.url)

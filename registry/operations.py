@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import delete, false
+
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.trust.keys import Algorithm, PrivateKey, generate_admission_key
 from adapterd.registry import schema
@@ -17,6 +19,7 @@ from adapterd.registry.blobs.local import storage_error, sync_folder
 from adapterd.registry.database import Clock, Database, utcnow
 from adapterd.registry.services import Services, build_services
 from adapterd.registry.settings import Settings
+from adapterd.registry.tenants.models import TenantRow
 from adapterd.registry.tokens.interfaces import Scope
 from adapterd.registry.tokens.service import MIN_SECRET_BYTES
 
@@ -75,6 +78,8 @@ def check(settings: Settings) -> None:
     load_admission_key(settings)
     with _database(settings) as db:
         db.check_schema()
+        with db.write() as session:  # nothing is changed, but it takes the right to
+            session.execute(delete(TenantRow).where(false()))
 
 
 def mint_operator_token(settings: Settings, clock: Clock = utcnow) -> str:
@@ -146,7 +151,7 @@ def _make_private_folder(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as caught:
-        raise storage_error(caught) from caught
+        raise storage_error(caught, str(path)) from caught
 
 
 def _make_private_file(path: Path, make: Callable[[], bytes]) -> None:
@@ -169,4 +174,4 @@ def _make_private_file(path: Path, make: Callable[[], bytes]) -> None:
             Path(name).unlink()
         sync_folder(path.parent)
     except OSError as caught:
-        raise storage_error(caught) from caught
+        raise storage_error(caught, str(path)) from caught

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from adapterd.loader.errors import Code, Failed, reject
+from adapterd.registry.uploads.interfaces import StagingQuota
 
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
@@ -27,6 +28,8 @@ class Settings(BaseSettings):
         s3_access_key_id, s3_secret_access_key: or empty, for boto3's own chain of credentials.
         host, port: where `adapterctl serve` listens.
         upload_ttl_hours: how long an upload session stays open.
+        max_open_uploads, max_staged_bytes: what one tenant's open uploads may be together: how many, and how
+            many bytes they may have declared.
     """
 
     model_config = SettingsConfigDict(env_prefix="ADAPTERD_", frozen=True, extra="ignore")
@@ -43,6 +46,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8347, ge=0, le=65535)
     upload_ttl_hours: int = Field(default=24, ge=1, le=24 * 30)
+    max_open_uploads: int = Field(default=StagingQuota().uploads, ge=1)
+    max_staged_bytes: int = Field(default=StagingQuota().nbytes, ge=1)
 
     @field_validator("data_dir")
     @classmethod

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adapterd.loader.base_model import MAX_TABLE_BYTES
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.registry.api.problems import problem_response
+from adapterd.registry.errors import missing
 from adapterd.registry.tokens.interfaces import Caller
 from adapterd.registry.tokens.service import TokenService
 
@@ -37,6 +38,8 @@ class Authenticate:
         try:
             bearer = _bearer(headers.get("Authorization", ""))
             state["caller"] = await run_in_threadpool(self._tokens.authenticate, bearer)
+            if "\0" in scope["path"]:  # names nothing, and not every database takes it
+                raise missing(scope["path"])
             limited = _limited(scope, headers, receive)
         except AdapterdError as caught:
             state["problem_code"] = caught.code.value

@@ -48,4 +48,10 @@ def routes(context: Context) -> APIRouter:
 
 
 def _base(info: BaseModelInfo) -> dict[str, Any]:
-    return {**info.pin.as_json(), "modules": info.modules, "created_at": info.created_at.isoformat()}
+    return {
+        **info.pin.as_json(),
+        "modules": info.modules,
+        "alternatives": list(info.alternatives),
+        "weights_digest": info.weights_digest,
+        "created_at": info.created_at.isoformat(),
+    }

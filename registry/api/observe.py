@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, TextIO
 
@@ -115,6 +116,8 @@ class Observe:
 
         try:
             await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            pass  # the server stops, and this request took longer than it waits; here its task ends anyway
         except Exception as caught:
             self._observer.failed(scope, caught)
             status = 500 if status == _NO_ANSWER else status

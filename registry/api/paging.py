@@ -50,7 +50,7 @@ def encode_cursor(key: Key) -> str:
 def text_cursor(cursor: str | None) -> str:
     """The key of a list by name or id; empty at the start. Raises Failed (REQUEST_INVALID)."""
     key = _decode(cursor, "")
-    if isinstance(key, str):
+    if isinstance(key, str) and _is_word(key):
         return key
     raise _invalid()
 
@@ -58,7 +58,7 @@ def text_cursor(cursor: str | None) -> str:
 def number_cursor(cursor: str | None) -> int:
     """The key of a list by number; 0 at the start. Raises Failed (REQUEST_INVALID)."""
     key = _decode(cursor, 0)
-    if isinstance(key, int) and 0 <= key < 1 << 31:
+    if type(key) is int and 0 <= key < 1 << 31:  # True is an int to Python, and no number to a database
         return key
     raise _invalid()
 
@@ -66,9 +66,14 @@ def number_cursor(cursor: str | None) -> int:
 def pair_cursor(cursor: str | None) -> tuple[str, str]:
     """The key of a list by two names; empty ones at the start. Raises Failed (REQUEST_INVALID)."""
     match _decode(cursor, ["", ""]):
-        case [str(first), str(second)]:
+        case [str(first), str(second)] if _is_word(first) and _is_word(second):
             return first, second
     raise _invalid()
+
+
+def _is_word(key: str) -> bool:
+    """Names and ids are printable; NUL and half characters are nothing that every database takes."""
+    return key.isprintable()
 
 
 def _decode(cursor: str | None, start: Any) -> Any:

@@ -20,6 +20,7 @@ from adapterd.registry.uploads.interfaces import OffsetMismatch
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "/problems/"
 MAX_VALIDATION_PROBLEMS = 20
+MAX_PLACE_CHARS = 200  # of a field's name, which may be the caller's own invention
 
 # Where HTTP has a better word than the code's category.
 _STATUS: Mapping[Code, int] = {
@@ -150,7 +151,7 @@ def _from_http(request: Request, caught: HTTPException, routers: Sequence[APIRou
 def _from_validation(caught: RequestValidationError) -> AdapterdError:
     """Where and why, never the value: it may be a secret."""
     found = [
-        reject(Code.REQUEST_INVALID, ".".join(str(part) for part in e["loc"]), str(e["msg"]))
+        reject(Code.REQUEST_INVALID, ".".join(str(part) for part in e["loc"])[:MAX_PLACE_CHARS], str(e["msg"]))
         for e in caught.errors()[:MAX_VALIDATION_PROBLEMS]
     ]
     return Failed(*(found or [reject(Code.REQUEST_INVALID, "request", "is not what this address takes")]))

@@ -26,17 +26,18 @@ class NewTenant(BaseModel):
 
 
 class Policy(BaseModel):
-    """Body of `PUT …/policy`; `limits` holds what differs from the defaults."""
+    """Body of `PUT …/policy`; `limits` holds what differs from the defaults, and stays as it is when left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     require_signature: bool = True
     allow: list[Code] = Field(default_factory=list, max_length=64)
-    limits: dict[str, Any] = Field(default_factory=dict)
+    limits: dict[str, Any] | None = None
 
-    def checked(self) -> TenantPolicy:
+    def checked(self, now: TenantPolicy) -> TenantPolicy:
         """Raises Failed (SETTINGS_INVALID)."""
-        return TenantPolicy(self.require_signature, frozenset(self.allow), Limits.from_json(self.limits))
+        limits = now.limits if self.limits is None else Limits.from_json(self.limits)
+        return TenantPolicy(self.require_signature, frozenset(self.allow), limits)
 
 
 def routes(context: Context) -> APIRouter:
@@ -66,9 +67,10 @@ def routes(context: Context) -> APIRouter:
 
     @router.put("/v1/tenants/{tenant}/policy")
     def set_policy(tenant: str, body: Policy, caller: CurrentCaller) -> Response:
-        """Replace the policy; it binds uploads that are finalized afterwards."""
+        """Replace the policy; it binds uploads that are finalized afterwards. Limits are the operator's to change."""
         caller.require(tenant, Scope.KEYS_ADMIN)
-        return reply(tenants.set_policy(tenant, body.checked(), actor=caller.token_id).as_json())
+        wanted = body.checked(tenants.policy(tenant))
+        return reply(tenants.set_policy(tenant, wanted, actor=caller.token_id, may_limit=caller.is_operator).as_json())
 
     return router
 

@@ -34,7 +34,7 @@ def routes(context: Context) -> APIRouter:
         """A new token; its text is in this answer and nowhere else."""
         info, text = tokens.issue(
             tenant, kind=body.kind, scopes=body.scopes, expires_in_days=body.expires_in_days,
-            adapters=body.adapters, actor=caller.token_id,
+            adapters=body.adapters, actor=caller.token_id, giver=caller,
         )  # fmt: skip
         return reply({**_token(info), "token": text}, 201, {"Cache-Control": "no-store"})
 

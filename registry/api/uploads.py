@@ -58,7 +58,7 @@ class Declaration(BaseModel):
 
     adapter: str = Field(max_length=64)
     base: WantedBase
-    files: list[DeclaredFile] = Field(min_length=1, max_length=MAX_DECLARED_FILES)
+    files: list[DeclaredFile] = Field(max_length=MAX_DECLARED_FILES)  # none at all is refused by name
     allow: list[Code] = Field(default_factory=list, max_length=64)
     alias: str | None = Field(default=None, max_length=64)
 

@@ -80,12 +80,12 @@ class LocalBlobs:
             self.path(tenant, sha256).unlink(missing_ok=True)
 
 
-def storage_error(caught: OSError) -> AdapterdError:
+def storage_error(caught: OSError, where: str = "blobs") -> AdapterdError:
     """Unavailable: STORAGE_FULL or STORAGE_UNAVAILABLE."""
     what = f"{caught.strerror or caught}: {caught.filename}" if caught.filename else str(caught.strerror or caught)
     if caught.errno in _FULL:
-        return error(Code.STORAGE_FULL, "blobs", what, "Free some space and try again; nothing was stored.")
-    return error(Code.STORAGE_UNAVAILABLE, "blobs", what, "Check the data directory and its permissions.")
+        return error(Code.STORAGE_FULL, where, what, "Free some space and try again; nothing was stored.")
+    return error(Code.STORAGE_UNAVAILABLE, where, what, "Check the data directory and its permissions.")
 
 
 @contextmanager

@@ -70,11 +70,15 @@ class TenantService:
                 raise missing(name)
             return _policy(row)
 
-    def set_policy(self, name: str, policy: TenantPolicy, *, actor: str) -> TenantPolicy:
+    def set_policy(self, name: str, policy: TenantPolicy, *, actor: str, may_limit: bool = True) -> TenantPolicy:
         """Replace the policy; it binds uploads that are finalized afterwards.
 
+        Args:
+            may_limit: whether the actor may change the limits, which protect the registry from the tenant.
+
         Raises:
-            Failed: SETTINGS_INVALID when it allows a code outside `ALLOWABLE`.
+            Failed: SETTINGS_INVALID when it allows a code outside `ALLOWABLE`; REQUEST_INVALID for other limits
+                from who may not change them.
             NotFound: no such tenant.
         """
         forbidden = sorted(policy.allow - ALLOWABLE)
@@ -85,6 +89,11 @@ class TenantService:
             )  # fmt: skip
         with self._db.write() as session:
             row = self.lock(session, name)
+            if not may_limit and policy.limits != _policy(row).limits:
+                raise error(
+                    Code.REQUEST_INVALID, "limits", "only an operator changes a tenant's limits",
+                    "Leave `limits` out to keep them, or ask an operator.",
+                )  # fmt: skip
             row.require_signature = policy.require_signature
             row.allow = sorted(code.value for code in policy.allow)
             row.limits = _overrides(policy.limits)

@@ -65,10 +65,15 @@ class Caller:
             parts = [part for part in (tenant, adapter) if part is not None]
             raise missing("/".join(parts) or "request")
 
+    @property
+    def is_operator(self) -> bool:
+        """Whether the scope `operator` is granted; it belongs to no tenant's token."""
+        return self.tenant is None and Scope.OPERATOR in self.scopes
+
     def _has(self, scope: str) -> bool:
         if scope in self.scopes:
             return True
-        return self.tenant is None and Scope.OPERATOR in self.scopes and scope in _OPERATOR_IMPLIES
+        return self.is_operator and scope in _OPERATOR_IMPLIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,21 @@ class TokenService:
         expires_in_days: int,
         adapters: Iterable[str] = ("*",),
         actor: str,
+        giver: Caller | None = None,
     ) -> tuple[TokenInfo, str]:
         """A new token and its text, which exists nowhere else afterwards. `tenant` None: the operator's.
 
+        Args:
+            giver: whose token asks for it, so that it gives no more than it has; None for who sits at the machine.
+
         Raises:
-            Failed: REQUEST_INVALID for a kind, scope, pattern or number of days that cannot be.
+            Failed: REQUEST_INVALID for a kind, scope, pattern or number of days that cannot be, or that the
+                giver does not have.
             NotFound: no such tenant.
         """
         row, text = self._new(tenant, kind, scopes, adapters, days=expires_in_days, actor=actor)
+        if giver is not None:
+            _check_given(giver, row)
         with self._db.write() as session:
             if tenant is not None:
                 self._tenants.lock(session, tenant)
@@ -156,6 +163,26 @@ class TokenService:
 
     def _mac(self, text: str) -> str:
         return hmac.new(self._secret, text.encode("ascii"), hashlib.sha256).hexdigest()
+
+
+def _check_given(giver: Caller, row: TokenRow) -> None:
+    """A token gives what it has, for no longer than it lasts; an operator's begins every tenant's, and gives all.
+
+    Raises:
+        Failed: REQUEST_INVALID.
+    """
+    if giver.is_operator:
+        return
+    hint = "A token gives only what it has; ask an operator, or somebody whose token has more."
+    for scope in row.scopes:
+        if scope not in giver.scopes:
+            raise _invalid("scopes", f"your token does not have the scope {scope}", hint)
+    for pattern in row.adapters:
+        # The new pattern's own '*' is matched by nothing but a '*' here, so all that it covers is covered.
+        if not giver.covers(pattern):
+            raise _invalid("adapters", f"your token does not cover {pattern!r}", hint)
+    if row.expires_at > giver.expires_at:
+        raise _invalid("expires_in_days", f"your token itself ends at {giver.expires_at.isoformat()}", hint)
 
 
 def _checked_scopes(tenant: str | None, scopes: Iterable[str]) -> tuple[str, ...]:

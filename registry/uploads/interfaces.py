@@ -32,6 +32,20 @@ class NewUpload:
 
 
 @dataclass(frozen=True, slots=True)
+class StagingQuota:
+    """What one tenant may hold in open uploads.
+
+    Attributes:
+        uploads: how many may be open at once.
+        nbytes: what they may have declared together; bytes count before they are sent, so that what was
+            once opened can be finished.
+    """
+
+    uploads: int = 64
+    nbytes: int = 64 << 30
+
+
+@dataclass(frozen=True, slots=True)
 class UploadFile:
     """A declared file and how much of it is here.
 

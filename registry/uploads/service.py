@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from adapterd.loader.errors import Code, Conflict, Problem, error
@@ -19,7 +19,7 @@ from adapterd.loader.identity import FileEntry, canonical_json, sha256_hex
 from adapterd.registry.database import Clock, Database
 from adapterd.registry.errors import missing
 from adapterd.registry.tenants.service import TenantService
-from adapterd.registry.uploads.interfaces import NewUpload, Upload, UploadFile, UploadState
+from adapterd.registry.uploads.interfaces import NewUpload, StagingQuota, Upload, UploadFile, UploadState
 from adapterd.registry.uploads.models import UploadFileRow, UploadRow
 from adapterd.registry.uploads.staging import Receiver, StagingArea
 
@@ -31,13 +31,20 @@ class UploadService:
     """Sessions of all tenants. Callers have checked that the actor may do what they ask for."""
 
     def __init__(
-        self, db: Database, tenants: TenantService, staging: StagingArea, clock: Clock, lifetime: timedelta
+        self,
+        db: Database,
+        tenants: TenantService,
+        staging: StagingArea,
+        clock: Clock,
+        lifetime: timedelta,
+        quota: StagingQuota,
     ) -> None:
         self._db = db
         self._tenants = tenants
         self._staging = staging
         self._clock = clock
         self._lifetime = lifetime
+        self._quota = quota
         self._next_sweep = clock() + SWEEP_EVERY
 
     def create(self, tenant: str, new: NewUpload, *, actor: str, idempotency_key: str | None = None) -> Upload:
@@ -46,6 +53,7 @@ class UploadService:
         Raises:
             NotFound: no such tenant.
             Conflict: CONFLICT when the key was used for another declaration.
+            Refused: QUOTA_EXCEEDED when the tenant's open uploads would be too many or too large.
         """
         with self._db.write() as session:
             self._tenants.lock(session, tenant)
@@ -54,6 +62,7 @@ class UploadService:
                 if known.request_digest != _request_digest(new):
                     raise _key_reused()
                 return self._upload(known, _files(session, known))
+            self._require_room(session, tenant, sum(f.size for f in new.files))
             row = self._row(tenant, new, actor, idempotency_key)
             session.add(row)
             session.flush()
@@ -114,8 +123,7 @@ class UploadService:
     def sweep(self) -> int:
         """Forget expired sessions, and staged bytes of no open one. Returns how many folders were removed."""
         with self._db.write() as session:
-            ended = session.scalars(select(UploadRow.id).where(UploadRow.expires_at <= self._clock())).all()
-            session.execute(delete(UploadRow).where(UploadRow.id.in_(ended)))
+            session.execute(delete(UploadRow).where(UploadRow.expires_at <= self._clock()))
         staged = self._staging.ids()  # before the rows: a folder is only ever made for a row that is there
         with self._db.read() as session:
             held = set(session.scalars(select(UploadRow.id).where(UploadRow.state == UploadState.OPEN)))
@@ -128,6 +136,22 @@ class UploadService:
         if self._clock() >= self._next_sweep:
             self._next_sweep = self._clock() + SWEEP_EVERY
             self.sweep()
+
+    def _require_room(self, session: Session, tenant: str, nbytes: int) -> None:
+        """Raises Refused (QUOTA_EXCEEDED). Under the tenant's lock, so that two at once do not share the last place."""
+        there = (UploadRow.tenant == tenant, UploadRow.state == UploadState.OPEN, UploadRow.expires_at > self._clock())
+        uploads, ends = session.execute(select(func.count(), func.min(UploadRow.expires_at)).where(*there)).one()
+        same = (UploadFileRow.tenant == UploadRow.tenant) & (UploadFileRow.upload_id == UploadRow.id)
+        sizes = select(func.coalesce(func.sum(UploadFileRow.size), 0)).join(UploadRow, same)
+        held = int(session.scalar(sizes.where(*there)) or 0)
+        found = ""
+        if uploads >= self._quota.uploads:
+            found = f"{uploads} uploads of the tenant are open, at most {self._quota.uploads}"
+        elif held + nbytes > self._quota.nbytes:
+            found = f"{held} bytes are declared by open uploads of the tenant, {nbytes} more pass {self._quota.nbytes}"
+        if found:
+            when = f"; the oldest ends at {ends.isoformat()}" if ends else ""
+            raise error(Code.QUOTA_EXCEEDED, "uploads", found, f"Finish or cancel one{when}.")
 
     def _expired(self, row: UploadRow) -> bool:
         return row.expires_at <= self._clock()

@@ -36,10 +36,11 @@ class StagingArea:
 
     def offset(self, upload_id: str, position: int) -> int:
         """Bytes received of one file; 0 if none, or if the folder is gone."""
-        try:
-            return self._path(upload_id, position).stat().st_size
-        except FileNotFoundError:
-            return 0
+        with _narrowed():
+            try:
+                return self._path(upload_id, position).stat().st_size
+            except FileNotFoundError:
+                return 0
 
     @contextmanager
     def receiver(self, upload_id: str, file: UploadFile, offset: int) -> Iterator[Receiver]:
@@ -67,7 +68,7 @@ class StagingArea:
     def package(self, upload_id: str, files: Sequence[UploadFile]) -> Iterator[StagedPackage]:
         """The staged files as a `loader` package; every file is opened once and stays open.
 
-        Raises FileNotFoundError when a file is not there (any more).
+        Raises FileNotFoundError when a file is not there (any more), and Unavailable.
         """
         with ExitStack() as stack:
             opened = {}
@@ -75,7 +76,8 @@ class StagingArea:
                 # Nobody sends the bytes of an empty file, so it may have to be made here.
                 create = 0 if file.declared.size else os.O_CREAT
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | create
-                fd = os.open(self._path(upload_id, file.position), flags, 0o600)
+                with _narrowed(but=FileNotFoundError):
+                    fd = os.open(self._path(upload_id, file.position), flags, 0o600)
                 stack.callback(os.close, fd)
                 opened[file.declared.path] = StagedFile(fd, file.declared.path, os.fstat(fd).st_size)
             yield StagedPackage(opened)
@@ -90,9 +92,11 @@ class StagingArea:
 
     def ids(self) -> frozenset[str]:
         """The uploads that have a folder here."""
-        if not self._root.is_dir():
-            return frozenset()
-        return frozenset(p.name for p in self._root.iterdir())
+        with _narrowed():
+            try:
+                return frozenset(p.name for p in self._root.iterdir())
+            except FileNotFoundError:
+                return frozenset()
 
     def _path(self, upload_id: str, position: int) -> Path:
         return self._root / upload_id / str(position)
@@ -134,10 +138,18 @@ class Receiver:
             )  # fmt: skip
 
     def take(self, data: bytes | memoryview) -> None:
-        """Append `data`. Raises as `expect`, and Unavailable (STORAGE_FULL); `offset` tells what was kept."""
+        """Append `data`; `offset` tells what was kept.
+
+        Raises:
+            Failed: as `expect`.
+            Conflict: CONFLICT when the upload was closed meanwhile: what a removed file takes counts nowhere.
+            Unavailable: STORAGE_FULL, STORAGE_UNAVAILABLE.
+        """
         self.expect(len(data))
         rest = memoryview(data)
         with _narrowed():
+            if os.fstat(self._fd).st_nlink == 0:
+                raise error(Code.CONFLICT, self.path, "the upload was closed while it was sent", "Start a new upload.")
             while rest:
                 written = self._write(self._fd, rest)
                 self.offset += written
@@ -161,7 +173,8 @@ class StagedFile:
         """Exactly `length` bytes from `offset`. Raises Refused (ST_TRUNCATED) if they are not there."""
         data = bytearray()
         while len(data) < length:
-            more = os.pread(self._fd, length - len(data), offset + len(data))
+            with _narrowed():
+                more = os.pread(self._fd, length - len(data), offset + len(data))
             if not more:
                 raise error(Code.ST_TRUNCATED, self._name, f"ends before byte {offset + length}")
             data += more
@@ -177,6 +190,10 @@ class StagedPackage:
     def names(self) -> tuple[str, ...]:
         """Sorted by the bytes of the name."""
         return tuple(sorted(self._files, key=str.encode))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes per name."""
+        return {name: file.size for name, file in self._files.items()}
 
     def open(self, name: str) -> StagedFile:
         """Raises KeyError."""
@@ -195,10 +212,12 @@ def _lock(fd: int, path: str) -> None:
 
 
 @contextmanager
-def _narrowed() -> Iterator[None]:
-    """Turn what the disk says into own errors."""
+def _narrowed(but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Turn what the disk says into own errors, `but` one that means something to the caller."""
     try:
         yield
+    except but:
+        raise
     except OSError as caught:
         raise _narrow(caught) from caught
 

@@ -128,3 +128,13 @@ def test_a_data_directory_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         operations.initialise(load_settings(data_dir=tmp_path / "file" / "data"))
     assert caught.value.code is Code.STORAGE_UNAVAILABLE
+
+
+def test_a_database_that_cannot_be_written_to_is_not_usable(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path / "registry", database_url="")
+    operations.initialise(settings)
+    file = settings.effective_database_url.removeprefix("sqlite:///")
+    read_only = load_settings(data_dir=settings.data_dir, database_url=f"sqlite:///file:{file}?mode=ro&uri=true")
+    with pytest.raises(Unavailable) as caught:
+        operations.check(read_only)
+    assert caught.value.code is Code.DATABASE_UNAVAILABLE

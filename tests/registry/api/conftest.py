@@ -21,6 +21,7 @@ from adapterd.registry.blobs.interfaces import BlobStore
 from adapterd.registry.blobs.local import LocalBlobs
 from adapterd.registry.database import Database
 from adapterd.registry.services import Services, build_services
+from adapterd.registry.uploads.interfaces import StagingQuota
 from adapterd.registry.uploads.staging import StagingArea
 from fakes.clock import FakeClock
 from fakes.postgres import PostgresServer
@@ -104,7 +105,7 @@ def rebuild(
     def build(**over: object) -> Context:
         parts: dict[str, object] = {
             "blobs": blobs, "staging": staging, "key": admission_key, "observer": Observer(log), "clock": clock,
-            "upload_lifetime": timedelta(hours=24),
+            "upload_lifetime": timedelta(hours=24), "upload_quota": StagingQuota(),
         }  # fmt: skip
         return build_context(over.pop("services", services), **{**parts, **over})  # type: ignore[arg-type]
 

@@ -22,6 +22,7 @@ from adapterd.registry.app import build_context
 from adapterd.registry.blobs.local import LocalBlobs
 from adapterd.registry.database import Database
 from adapterd.registry.services import build_services
+from adapterd.registry.uploads.interfaces import StagingQuota
 from adapterd.registry.uploads.staging import StagingArea
 from fakes.clock import FakeClock
 from fakes.packages import tiny_llama_spec
@@ -52,6 +53,7 @@ def published(
         build_services(db, TOKEN_SECRET, clock), blobs=LocalBlobs(home / "blobs"),
         staging=StagingArea(home / "uploads"), key=admission_key, observer=Observer(io.StringIO()), clock=clock,
         upload_lifetime=timedelta(hours=1),
+        upload_quota=StagingQuota(),
     )  # fmt: skip
     world = World(context, seeded[1])
     versions = [

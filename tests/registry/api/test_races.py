@@ -167,3 +167,20 @@ def test_a_session_cancelled_while_it_is_finalized(
     assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
     assert world.acme.http.get(world.acme.url("/adapters")).json()["items"] == []
     world.close()
+
+
+def test_of_twenty_moves_of_an_alias_one_wins(world: World, package: Package) -> None:
+    first = world.acme.publish(package, alias="prod")["version_digest"]
+    cards = [package.changed({"README.md": bytes([n])}) for n in b"ab"]
+    digests = [world.acme.publish(card)["version_digest"] for card in cards]
+    url = world.acme.url("/adapters/finance/aliases/prod")
+
+    def move(digest: str) -> Any:
+        return world.acme.http.put(url, json={"version_digest": digest}, headers={"If-Match": f'"{first}"'})
+
+    answers = together(*(partial(move, digests[n % 2]) for n in range(20)))
+    assert sorted(a.status_code for a in answers) == [200] + [412] * 19
+    won = next(a.json()["version_digest"] for a in answers if a.status_code == 200)
+    assert {a.headers["ETag"] for a in answers} == {f'"{won}"'}
+    assert len(world.acme.http.get(url + "/history").json()["items"]) == 2
+    assert world.context.services.audit.verify("acme").ok

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapterd.loader.checks import examine_directory
+from adapterd.loader.checks import examine_path
 from adapterd.loader.trust.keys import generate_publisher_key
 from adapterd.registry.blobs.local import LocalBlobs
 from fakes.registry_world import CONFIG, SIGNATURE, WEIGHTS, Package, World, make_package
@@ -121,7 +121,7 @@ def test_the_server_says_what_the_loader_says(world: World, tmp_path: Path) -> N
     """Word for word, warnings included (docs/surfaces.md)."""
     bad = make_package(tmp_path / "bad", scale=0.0, revision=None).signed(world.acme.key)
     (tmp_path / "bad" / SIGNATURE).write_bytes(bad.files[SIGNATURE])
-    here = [p.as_json() for p in examine_directory(tmp_path / "bad", world.base).problems]
+    here = [p.as_json() for p in examine_path(tmp_path / "bad", world.base).problems]
     assert {p["severity"] for p in here} == {"reject", "warn"}
     answer = assert_refused(world, bad, "ZERO_DELTA")
     assert answer["problems"] == here

@@ -112,7 +112,7 @@ def test_names_outside_the_list_are_refused_at_once(world: World, package: Packa
 
 
 def test_sizes_are_judged_before_a_byte_is_taken(world: World, package: Package, tmp_path: Path) -> None:
-    world.acme.http.put(world.acme.url("/policy"), json={"limits": {"max_total_bytes": 5000, "max_config_bytes": 50}})
+    world.operator.put(world.acme.url("/policy"), json={"limits": {"max_total_bytes": 5000, "max_config_bytes": 50}})
     answer = world.acme.http.post(world.acme.url("/uploads"), json=package.declaration("finance"))
     assert code(answer) == (422, "CONFIG_TOO_LARGE")
     assert {p["code"] for p in answer.json()["problems"]} == {"CONFIG_TOO_LARGE", "QUOTA_EXCEEDED"}
@@ -124,7 +124,7 @@ def test_sizes_are_judged_before_a_byte_is_taken(world: World, package: Package,
     [
         ({"adapter": "Finance"}, (400, "REF_INVALID")),
         ({"alias": "a/b"}, (400, "REF_INVALID")),
-        ({"files": []}, (422, "REQUEST_INVALID")),
+        ({"files": []}, (422, "MISSING_CONFIG")),
         ({"allow": ["NO_SUCH_CODE"]}, (422, "REQUEST_INVALID")),
         ({"allow": ["ZERO_DELTA"]}, (422, "REQUEST_INVALID")),
         ({"extra": 1}, (422, "REQUEST_INVALID")),

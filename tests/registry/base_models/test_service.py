@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from sqlalchemy import text
 
+from adapterd.loader.base_alternatives import Alternative
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, Conflict, Failed
 from adapterd.registry.services import Services
 from fakes.clock import FakeClock
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+WEIGHTS = "d" * 64
 
 
 def spec(model_id: str = "org/model", revision: str = REVISION, width: int = 8) -> BaseSpec:
@@ -61,3 +65,37 @@ def test_a_table_changed_behind_our_back_is_noticed(services: Services) -> None:
     with pytest.raises(Failed) as caught:
         services.base_models.get("org/model", REVISION)
     assert caught.value.code is Code.BASE_TABLE_INVALID
+
+
+def test_alternatives_and_weights_are_kept_and_listed(services: Services) -> None:
+    renamed = Alternative.of("old", {"model.layers.0.query": "model.layers.0.q_proj"})
+    full = dataclasses.replace(spec().with_alternatives([renamed]), weights_digest=WEIGHTS)
+    services.base_models.add(full, actor="op")
+    assert services.base_models.get("org/model", REVISION) == full
+    (info,) = services.base_models.list()
+    assert (info.alternatives, info.weights_digest, info.pin) == (("old",), WEIGHTS, full.pin)
+    with pytest.raises(Conflict):
+        services.base_models.add(spec(), actor="op")  # without the alternatives it is another table
+
+
+def test_a_weights_digest_may_come_later_and_is_then_compared(services: Services) -> None:
+    weighed = dataclasses.replace(spec(), weights_digest=WEIGHTS)
+    services.base_models.add(spec(), actor="op")
+    assert services.base_models.add(weighed, actor="op").weights_digest == WEIGHTS
+    assert services.base_models.get("org/model", REVISION) == weighed
+    assert services.base_models.add(spec(), actor="op").weights_digest == WEIGHTS
+    assert services.base_models.add(weighed, actor="op").pin == spec().pin
+    with pytest.raises(Conflict) as caught:
+        services.base_models.add(dataclasses.replace(spec(), weights_digest="e" * 64), actor="op")
+    assert caught.value.code is Code.ALREADY_EXISTS
+    entries = services.audit.list(None)
+    assert sorted(entry.action for entry in entries) == ["base.add", "base.weights"]
+    assert {"base.weights": WEIGHTS}.items() <= {e.action: e.detail.get("weights_digest") for e in entries}.items()
+
+
+def test_a_weights_digest_changed_behind_our_back_is_noticed(services: Services) -> None:
+    services.base_models.add(dataclasses.replace(spec(), weights_digest=WEIGHTS), actor="op")
+    with services.db.write() as session:
+        session.execute(text("UPDATE base_models SET weights_digest = :other"), {"other": "e" * 64})
+    with pytest.raises(Failed):
+        services.base_models.get("org/model", REVISION)
