@@ -6,6 +6,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 CORPUS := build/corpus
 JOBS ?= 2
+FUZZ_SEED ?= 1
+FUZZ = PYTHONPATH=tests $(BIN)/python -m fuzz.run --seed $(FUZZ_SEED) --jobs $(JOBS)
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -33,8 +35,13 @@ test: $(READY)  ## the whole test suite but the slow part
 	@echo "==> tests (SQLite and PostgreSQL, local disk and S3; everything listens on loopback only)"
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope -m "not slow"
 
-test-all: $(READY)  ## the test suite with its slow part: mutations, faults, long property tests
+test-all: $(READY)  ## the test suite with its slow part: mutations, faults, long property tests, fuzzing
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope
+	@echo "==> fuzzing, seed $(FUZZ_SEED) (another one: make test-all FUZZ_SEED=…)"
+	@$(FUZZ) --target header --runs 200000
+	@$(FUZZ) --target config --runs 50000
+	@$(FUZZ) --target oms --target admission --runs 20000
+	@$(FUZZ) --target package --runs 4000
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	@echo "==> ruff"

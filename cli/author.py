@@ -19,18 +19,22 @@ from adapterd.cli.inputs import (
     parse_digests,
     subject_of,
 )
-from adapterd.cli.output import Report, facts, progress, rows, size, table
+from adapterd.cli.output import Report, facts, progress, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from adapterd.cli.verification import Policy, Signature, Verification, Wish
+    from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.identity import Ref
     from adapterd.loader.manifest import Manifest
 
 Subject = Annotated[
     str,
-    typer.Argument(metavar="DIR|REF", help="A folder with an adapter, or a REF (tenant/name[:alias][@sha256:…])."),
+    typer.Argument(
+        metavar="PATH|REF",
+        help="A folder, zip or tar(.gz) with an adapter, or a REF (tenant/name[:alias][@sha256:…]).",
+    ),
 ]
 Base = Annotated[str | None, typer.Option("--base", help=BASE_HELP, show_default=False)]
 BaseId = Annotated[
@@ -53,6 +57,9 @@ Allow = Annotated[
 Declared = Annotated[
     list[str] | None,
     typer.Option("--sha256", help="NAME=HEX: a digest that must hold. Repeatable.", show_default=False),
+]
+OnlyPackage = Annotated[
+    bool, typer.Option("--only-package", help="Take the adapter's own files alone, whatever lies beside them.")
 ]
 SigningKey = Annotated[Path, typer.Option("--key", "-k", help="Private key (PEM), as `adapterctl keygen` makes it.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder with the adapter.")]
@@ -79,12 +86,16 @@ def verify(
     limits: LimitsFile = None,
     allow: Allow = None,
     sha256: Declared = None,
+    only_package: OnlyPackage = False,
 ) -> Report:
     """Check structure, effect and signature of an adapter; a folder is checked offline."""
     wish = _wish(key, policy, limits, allow, sha256)
     choice = BaseChoice(base, base_id, base_revision)
     target = subject_of(subject)
-    answer = verify_folder(target, choice, wish) if isinstance(target, Path) else _verify_ref(target, choice, wish)
+    if isinstance(target, Path):
+        answer = verify_folder(target, choice, wish, only_package=only_package)
+    else:
+        answer = _verify_ref(target, choice, wish)
     ids = [answer.manifest.version_digest] if answer.manifest else []
     return Report(answer.as_json(), ids, lambda: _verdict_view(answer), answer.problems, answer.status)
 
@@ -97,18 +108,24 @@ def inspect(
     base_revision: BaseRevision = None,
     limits: LimitsFile = None,
 ) -> Report:
-    """Show what an adapter holds: modules, ranks, scaling, dtype, bytes and norms."""
+    """Show what an adapter holds: modules, ranks, scaling, dtype, bytes, norms, and how much of the base it adapts."""
+    from adapterd.cli.modules import manifest_view
+    from adapterd.loader.checks.share import share_of
+
     target = subject_of(subject)
     if isinstance(target, Path):
-        answer = verify_folder(target, BaseChoice(base, base_id, base_revision), _wish(None, None, limits, None, None))
+        choice = BaseChoice(base, base_id, base_revision)
+        answer = verify_folder(target, choice, _wish(None, None, limits, None, None))
         body = {k: v for k, v in answer.as_json().items() if k != "signature"}
         manifest, problems, status = answer.manifest, answer.problems, answer.status
+        share = share_of((m.name for m in manifest.modules), choice.load()) if manifest else None
     else:
-        manifest = _catalog_manifest(target)
+        _, manifest, spec = catalog_manifest(target)
         body = {"subject": subject, "problems": [], "manifest": manifest.as_json()}
-        problems, status = (), 0
+        problems, status, share = (), 0, share_of((m.name for m in manifest.modules), spec)
     ids = [module.name for module in manifest.modules] if manifest else []
-    return Report(body, ids, lambda: _manifest_view(manifest), problems, status)
+    body["coverage"] = share.as_json() if share else None
+    return Report(body, ids, lambda: manifest_view(manifest, share), problems, status)
 
 
 def keygen(
@@ -120,11 +137,11 @@ def keygen(
     ] = None,
 ) -> Report:
     """Make a publisher's key pair (ECDSA P-256). Nothing is ever overwritten."""
-    from adapterd.cli.credentials import write_private
+    from adapterd.cli.credentials import named, write_private
     from adapterd.loader.errors import Code, error
     from adapterd.loader.trust.keys import generate_publisher_key
 
-    private = out or path
+    private = named(out or path)
     public = private.with_name(private.name + PUBLIC_SUFFIX)
     for taken in (private, public):
         if taken.exists() or taken.is_symlink():
@@ -139,11 +156,15 @@ def keygen(
 def sign(directory: Folder, key: SigningKey) -> Report:
     """Sign every file of the folder (OpenSSF Model Signing) and write `model.sig`."""
     from adapterd.cli.signing import sign_package, signable_names
+    from adapterd.loader.errors import Code, error
     from adapterd.loader.formats.files import DirectoryPackage, file_entries
     from adapterd.loader.identity import SIGNATURE_FILE
     from adapterd.loader.limits import DEFAULT_LIMITS
 
     private = load_private_key(key)
+    if directory.is_file():
+        hint = "Unpack it and sign the folder, or sign and send at once: `adapterctl upload PATH --sign KEY`."
+        raise error(Code.REQUEST_INVALID, str(directory), "an archive is not changed to hold a signature", hint)
     with DirectoryPackage.open_dir(directory, DEFAULT_LIMITS) as package:
         names = signable_names(package)
         with progress("hashing", sum(package.sizes().values())) as advance:
@@ -183,14 +204,14 @@ def _policy(name: str | None) -> Policy | None:
         raise typer.BadParameter(f"{name!r} is none of strict, warn, permissive", param_hint="--policy") from None
 
 
-def verify_folder(path: Path, choice: BaseChoice, wish: Wish) -> Verification:
-    """Verify a folder; what cannot be opened, and a base that cannot be had, are answers too."""
+def verify_folder(path: Path, choice: BaseChoice, wish: Wish, *, only_package: bool = False) -> Verification:
+    """Verify a folder or an archive; what cannot be opened, and a base that cannot be had, are answers too."""
+    from adapterd.cli.selection import opened
     from adapterd.cli.verification import failed, verify_package
     from adapterd.loader.errors import AdapterdError
-    from adapterd.loader.formats.files import DirectoryPackage
 
     try:
-        with DirectoryPackage.open_dir(path, wish.limits) as package:
+        with opened(path, wish.limits, only_package=only_package) as package:
             base = choice.load()
             with progress("checking", sum(package.sizes().values())) as advance:
                 return verify_package(package, base, wish, subject=str(path), progress=advance)
@@ -210,15 +231,19 @@ def _verify_ref(ref: Ref, choice: BaseChoice, wish: Wish) -> Verification:
         return failed(str(ref), fault)
 
 
-def _catalog_manifest(ref: Ref) -> Manifest:
+def catalog_manifest(ref: Ref) -> tuple[str, Manifest, BaseSpec]:
+    """The pinned REF, the manifest and the base of a version, as the registry has them."""
     from adapterd.cli.connection import connect
 
     with connect() as client:
         found = client.resolve_one(ref)
-        return client.version(found.tenant, found.adapter, f"sha256:{found.digest}").manifest()
+        version = client.version(found.tenant, found.adapter, f"sha256:{found.digest}")
+        return str(version.ref), version.manifest(), client.base(version.base.id, version.base.revision)
 
 
 def _verdict_view(answer: Verification) -> Iterator[RenderableType]:
+    from adapterd.cli.selection import sorting
+
     pairs: list[tuple[str, object]] = [
         ("subject", answer.subject),
         ("verdict", "ok" if answer.ok else "not ok"),
@@ -232,6 +257,8 @@ def _verdict_view(answer: Verification) -> Iterator[RenderableType]:
             ("modules", len(m.modules)),
             ("size", size(m.total_bytes)),
         ]
+    if answer.contents and answer.contents.refused:
+        pairs += sorting(answer.contents)
     yield facts(pairs)
 
 
@@ -239,28 +266,3 @@ def _signature_words(signature: Signature) -> str:
     if signature.status == "valid":
         return f"valid, by key {signature.key_id}"
     return signature.status.replace("-", " ")
-
-
-def _manifest_view(manifest: Manifest | None) -> Iterator[RenderableType]:
-    if manifest is None:
-        return
-    yield facts(
-        [
-            ("version digest", f"sha256:{manifest.version_digest}"),
-            ("base", f"{manifest.base.id}@{manifest.base.revision}"),
-            ("tensors", size(manifest.tensor_bytes)),
-            ("files", f"{len(manifest.files)}, {size(manifest.total_bytes)}"),
-        ]
-    )
-    numbers = ("rank", "alpha", "scaling", "in", "out", "size", "norm")
-    lines = (
-        (
-            m.name, m.rank, f"{m.alpha:g}", f"{m.scaling:.6g}", m.dtype, m.in_features, m.out_features,
-            size(m.a.nbytes + m.b.nbytes), None if m.delta_norm is None else f"{m.delta_norm:.4g}",
-        )
-        for m in manifest.modules
-    )  # fmt: skip
-    yield rows(
-        table("module", "rank", "alpha", "scaling", "dtype", "in", "out", "size", "norm", right=numbers),
-        lines,
-    )

@@ -110,12 +110,22 @@ def _attempted(function: Callable[[], Report], schema: str, *, as_json: bool, qu
         return _told(fault, schema, as_json=as_json)
     except OSError as fault:
         return _told(from_os_error(fault), schema, as_json=as_json)
+    except UnicodeEncodeError as fault:
+        return _told(_half_text(fault), schema, as_json=as_json)
     except KeyboardInterrupt:
         note("interrupted")
         return _failed_json({"interrupted": True, "problems": []}, schema, EXIT_INTERRUPTED, as_json=as_json)
     with _to_stdout():
         print_report(report, schema, as_json=as_json, quiet=quiet)
     return report.status
+
+
+def _half_text(fault: UnicodeEncodeError) -> AdapterdError:
+    """The shell hands on bytes that are no UTF-8 as half characters; a path may have them, nothing else may."""
+    from adapterd.loader.errors import Code, error
+
+    message = f"{fault.object[:80]!r} is not UTF-8 text"
+    return error(Code.REQUEST_INVALID, "command line", message, "Type it again in UTF-8.")
 
 
 def _told(fault: AdapterdError, schema: str, *, as_json: bool) -> int:

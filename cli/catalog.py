@@ -1,4 +1,4 @@
-"""Looking at the catalog and moving names in it: list, show, diff, alias, yank, quarantine, release."""
+"""Looking at the catalog and moving names in it: list, show, alias, yank, quarantine, release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from adapterd.cli.client import RegistryClient, VersionInfo
-    from adapterd.loader.manifest import Manifest
 
 Verb = Literal["yank", "quarantine", "release"]
 RefArgument = Annotated[str, typer.Argument(metavar="REF", help="tenant/name[:alias][@sha256:…]")]
@@ -27,7 +26,6 @@ def register(app: typer.Typer) -> None:
     """Put this room's commands on `app`."""
     command(app, "list")(list_)
     command(app, "show")(show)
-    command(app, "diff")(diff)
     command(app, "yank")(yank)
     command(app, "quarantine")(quarantine)
     command(app, "release")(release)
@@ -123,47 +121,6 @@ def _shown(version: VersionInfo) -> Iterator[RenderableType]:
     )
     files = ((f.path, size(f.size), f.sha256) for f in version.files)
     yield rows(table("file", "size", "sha256", right=["size"]), files)
-
-
-def diff(left: RefArgument, right: RefArgument) -> Report:
-    """Compare two versions, module by module, from their manifests."""
-    from adapterd.cli.connection import connect
-
-    with connect() as client:
-        a, b = _version(client, left), _version(client, right)
-        changes = _changes(a.manifest(), b.manifest())
-    body = {"left": str(a.ref), "right": str(b.ref), "same_files": a.digest == b.digest, "modules": changes}
-    names = ("rank", "alpha", "scaling", "dtype", "delta_norm")
-    files = "the same" if a.digest == b.digest else "different"
-    lines = ((c["name"], c["change"], *(_arrow(c["fields"].get(n)) for n in names)) for c in changes)
-    return Report(
-        body, [str(c["name"]) for c in changes],
-        lambda: [
-            facts([("left", a.ref), ("right", b.ref), ("files", files)]),
-            rows(table("module", "change", *names), lines),
-        ],
-    )  # fmt: skip
-
-
-def _changes(left: Manifest, right: Manifest) -> list[dict[str, Any]]:
-    """Modules that are not the same on both sides, with what differs in each."""
-    a, b = ({m.name: _module_facts(m.as_json()) for m in side.modules} for side in (left, right))
-    changes: list[dict[str, Any]] = []
-    for name in sorted(a.keys() | b.keys()):
-        was, now = a.get(name), b.get(name)
-        if was is None or now is None:
-            changes.append({"name": name, "change": "added" if was is None else "removed", "fields": {}})
-        elif fields := {k: [was[k], now[k]] for k in was if was[k] != now[k]}:
-            changes.append({"name": name, "change": "changed", "fields": fields})
-    return changes
-
-
-def _module_facts(module: dict[str, Any]) -> dict[str, Any]:
-    return {k: module[k] for k in ("rank", "alpha", "scaling", "dtype", "delta_norm")}
-
-
-def _arrow(pair: list[Any] | None) -> str | None:
-    return None if pair is None else " → ".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in pair)
 
 
 def alias_set(

@@ -6,6 +6,7 @@ An argument stands in the process list and in the shell's history.
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -25,9 +26,10 @@ def load_token() -> str | None:
     """The token, or None if there is none.
 
     Raises:
-        Failed: SETTINGS_INVALID for a file that others may read, or one that holds no token.
+        Failed: SETTINGS_INVALID for a file that others may read, or for what is no token.
     """
-    return os.environ.get(TOKEN_VARIABLE, "").strip() or _from_file(token_path())
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
+    return checked_token(os.fsencode(given), TOKEN_VARIABLE) if given else _from_file(token_path())
 
 
 def _from_file(path: Path) -> str | None:
@@ -68,9 +70,15 @@ def write_private(path: Path, data: bytes, *, replace: bool = False, mode: int =
 
     Raises:
         FileExistsError: something is there and `replace` is off.
+        OSError: about `path`, whatever name it was on its way under.
+        NotFound: as `named`.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    # A random name: a process id comes again after a kill, in a container at once.
+    part = named(path).with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    except OSError as fault:
+        raise _about(path, fault) from fault
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -80,5 +88,21 @@ def write_private(path: Path, data: bytes, *, replace: bool = False, mode: int =
             part.replace(path)
         else:
             path.hardlink_to(part)  # unlike a rename, a link never takes the place of a file
+    except OSError as fault:
+        raise _about(path, fault) from fault
     finally:
         part.unlink(missing_ok=True)
+
+
+def named(path: Path) -> Path:
+    """`path`, if it names something in a folder. Raises NotFound (PATH_NOT_FOUND) for "", "." and "/"."""
+    from adapterd.loader.errors import Code, error
+
+    if path.name:
+        return path
+    raise error(Code.PATH_NOT_FOUND, str(path), "names no file", "Name a file or folder to make.")
+
+
+def _about(path: Path, fault: OSError) -> OSError:
+    """The same fault with the name that the user knows."""
+    return OSError(fault.errno, fault.strerror, str(path))

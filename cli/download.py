@@ -91,10 +91,11 @@ def pull(
     ] = None,
 ) -> Report:
     """Download a version, verified against the trust file, with its admission statement beside it."""
+    from adapterd.cli.credentials import named
     from adapterd.loader.identity import Ref
 
     wanted = Ref.parse(ref)
-    target = out or Path(wanted.name)
+    target = named(out or Path(wanted.name))
     proof = target.with_name(target.name + STATEMENT_SUFFIX)
     _must_be_free(target, proof)
     with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,12 +42,16 @@ class BaseChoice:
     revision: str | None = None
 
     def load(self) -> BaseSpec:
-        """The module table.
+        """The module table, fetched once.
 
         Raises:
             typer.BadParameter: nothing is named, or the options do not go together.
             NotFound, Failed: there is no such file or base model; the table is no table.
         """
+        return self._loaded
+
+    @cached_property
+    def _loaded(self) -> BaseSpec:
         if self.text is None:
             raise typer.BadParameter(NO_BASE, param_hint="--base")
         path = Path(self.text)

@@ -5,13 +5,14 @@ Nothing heavy is imported here; every command imports what it needs when it runs
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from adapterd.cli import admin, author, bases, catalog, download, server, trust, upload
+from adapterd.cli import admin, author, bases, catalog, convert, diff, download, server, trust, upload
 from adapterd.cli.boundary import Edge, command
 from adapterd.cli.output import Report
 
@@ -35,7 +36,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for room in (author, upload, download, catalog, bases, admin, trust, server):
+    for room in (author, convert, upload, download, catalog, diff, bases, admin, trust, server):
         room.register(app)
     command(app, "demo")(demo)
     return app
@@ -73,12 +74,16 @@ app = build()
 
 
 def main() -> None:
-    """The console script. A terminal that cannot show a character gets an escape and no traceback."""
+    """The console script. A terminal that cannot show a character gets an escape and no traceback.
+
+    SIGTERM ends it as Ctrl-C does, so that what was begun is taken back: scratch folders, the demo's server.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     app()
 
 
-if __name__ == "__main__":
-    main()
+def _terminate(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from adapterd.registry.settings import Settings
 
 BACKLOG = 2048
+GRACE_SECONDS = 10
+"""For requests that run when the server is stopped. An upload that is cut off is continued from where it is."""
 
 
 def register(app: typer.Typer) -> None:
@@ -110,7 +112,10 @@ def _run(settings: Settings, listener: socket.socket, url: str) -> None:
 
     from adapterd.registry.app import create_app
 
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, server_header=False))
+    config = uvicorn.Config(
+        create_app(settings), log_config=None, server_header=False, timeout_graceful_shutdown=GRACE_SECONDS
+    )
+    server = uvicorn.Server(config)
     note(f"adapterd registry on {url} (Ctrl-C stops it)")
     server.run(sockets=[listener])
 

@@ -118,7 +118,8 @@ def problem_of(response: httpx.Response) -> AdapterdError:
     found = [p for p in map(parsed_problem, listed if isinstance(listed, list) else []) if p is not None]
     if not any(p.severity == "reject" for p in found):
         return _by_status(response, str(body.get("detail") or body.get("title") or ""))
-    told = error_from([_with_token_hint(p) for p in found])
+    hinted = [_with_token_hint(p) for p in found]
+    told = type(error_from(hinted))(*hinted)  # the warnings beside a refusal are told, too
     if response.status_code >= 500 and not isinstance(told, Unavailable):
         p = told.problem  # whatever broke there, it was not the caller's doing
         return error(Code.SERVER_ERROR, p.where, f"{p.message} ({p.code})", p.hint)

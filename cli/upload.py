@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapterd.cli.author import Allow, Base, BaseId, BaseRevision, Folder, LimitsFile
+from adapterd.cli.author import Allow, Base, BaseId, BaseRevision, LimitsFile, OnlyPackage
 from adapterd.cli.boundary import command
 from adapterd.cli.inputs import NO_BASE, BaseChoice, load_limits, load_private_key, parse_codes, parse_name
 from adapterd.cli.output import Report, facts, note, progress, size
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from adapterd.cli.uploader import Plan
     from adapterd.cli.verification import Verification, Wish
     from adapterd.loader.base_model import BaseSpec
+    from adapterd.loader.formats.files import Package
     from adapterd.loader.identity import FileEntry
-    from adapterd.loader.trust.keys import PrivateKey
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def upload(
-    directory: Folder,
+    directory: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, zip or tar(.gz) with the adapter.")],
     name: Annotated[str, typer.Argument(metavar="TENANT/NAME", help="The adapter to publish a version of.")],
     *,
     base: Base = None,
@@ -45,27 +46,35 @@ def upload(
     ] = True,
     limits: LimitsFile = None,
     allow: Allow = None,
+    only_package: OnlyPackage = False,
 ) -> Report:
     """Publish a version: checked here first, sent in chunks, continued by the same command if interrupted."""
     from adapterd.cli.connection import connect
+    from adapterd.cli.selection import beside, offered, opened
+    from adapterd.cli.signing import sign_opened
     from adapterd.cli.verification import Wish
+    from adapterd.loader.formats.files import file_entries
+    from adapterd.loader.identity import SIGNATURE_FILE
 
     tenant, adapter = parse_name(name)
     key = load_private_key(sign) if sign else None
     wish = Wish(limits=load_limits(limits), allow=parse_codes(allow or ()))
-    with connect() as client:
-        base_spec = _base(client, directory, BaseChoice(base, base_id, base_revision))
-        checked, files = _prepared(directory, base_spec, wish, key)
+    alone = only_package or offered(directory, wish.limits)
+    with connect() as client, opened(directory, wish.limits, only_package=alone) as found:
+        base_spec = _base(client, found, BaseChoice(base, base_id, base_revision))
+        checked, files = _checked(found, directory, base_spec, wish)
+        package = sign_opened(found, directory, files, key) if key else found
+        files += file_entries(package, [n for n in package.names() if n == SIGNATURE_FILE])
         plan = _plan(tenant, adapter, base=base_spec, files=files, wish=wish, alias=alias)
-        version = _send(client, directory, plan, wish, resume=resume)
-    return _report(version, alias, checked)
+        version = _send(client, package, plan, resume=resume)
+    return _report(version, alias, checked, beside(directory, wish.limits) if alone else ())
 
 
-def _base(client: RegistryClient, directory: Path, choice: BaseChoice) -> BaseSpec:
+def _base(client: RegistryClient, package: Package, choice: BaseChoice) -> BaseSpec:
     """The named base, or the one that `adapter_config.json` names, if the registry has it once."""
     if choice.text is not None:
         return choice.load()
-    wanted = _configured_base(directory)
+    wanted = _configured_base(package)
     found = [b for b in client.bases() if b.get("id") == wanted[0] and wanted[1] in (None, b.get("revision"))]
     if len(found) == 1:
         return client.base(found[0]["id"], found[0]["revision"])
@@ -73,12 +82,23 @@ def _base(client: RegistryClient, directory: Path, choice: BaseChoice) -> BaseSp
     raise typer.BadParameter(f"{NO_BASE}. Registered: {there}", param_hint="--base")
 
 
-def _configured_base(directory: Path) -> tuple[str | None, str | None]:
-    """Id and revision as the configuration has them; only a hint, the checks come later."""
-    from adapterd.cli.inputs import read_small
+def _configured_base(package: Package) -> tuple[str | None, str | None]:
+    """Id and revision as the configuration has them; only a hint, the checks come later.
 
+    Raises Refused, with all that the names give away, for a package without a configuration.
+    """
+    from adapterd.loader.errors import error_from
+    from adapterd.loader.formats.files import read_all
+    from adapterd.loader.formats.package import judge_package
+    from adapterd.loader.identity import CONFIG_FILE
+    from adapterd.loader.limits import DEFAULT_LIMITS
+
+    if CONFIG_FILE not in package.names():
+        raise error_from(judge_package(package.sizes(), DEFAULT_LIMITS).problems)
+    if package.sizes().get(CONFIG_FILE, MAX_CONFIG_BYTES + 1) > MAX_CONFIG_BYTES:
+        return None, None
     try:
-        config = json.loads(read_small(directory / "adapter_config.json", MAX_CONFIG_BYTES))
+        config = json.loads(read_all(package.open(CONFIG_FILE)))
     except (ValueError, RecursionError):
         return None, None
     if not isinstance(config, dict):
@@ -86,26 +106,16 @@ def _configured_base(directory: Path) -> tuple[str | None, str | None]:
     return config.get("base_model_name_or_path"), config.get("revision")
 
 
-def _prepared(
-    directory: Path, base: BaseSpec, wish: Wish, key: PrivateKey | None
-) -> tuple[Verification, tuple[FileEntry, ...]]:
-    """The local verdict, and the files to send. Raises Refused with all problems if it is no."""
-    from adapterd.cli.signing import sign_package
+def _checked(package: Package, path: Path, base: BaseSpec, wish: Wish) -> tuple[Verification, tuple[FileEntry, ...]]:
+    """The local verdict, and the files to send but `model.sig`. Raises Refused with all problems if it is no."""
     from adapterd.cli.verification import verify_package
     from adapterd.loader.errors import error_from
-    from adapterd.loader.formats.files import DirectoryPackage, file_entries
-    from adapterd.loader.identity import SIGNATURE_FILE
 
-    with DirectoryPackage.open_dir(directory, wish.limits) as package:
-        with progress("checking", sum(package.sizes().values())) as advance:
-            verdict = verify_package(package, base, wish, subject=str(directory), progress=advance)
-        if not verdict.ok or verdict.manifest is None:
-            raise error_from(verdict.problems)
-        if key is not None:
-            sign_package(package, directory, verdict.manifest.files, key)
-    with DirectoryPackage.open_dir(directory, wish.limits) as package:
-        signature = file_entries(package, [n for n in package.names() if n == SIGNATURE_FILE])
-    return verdict, (*verdict.manifest.files, *signature)
+    with progress("checking", sum(package.sizes().values())) as advance:
+        verdict = verify_package(package, base, wish, subject=str(path), progress=advance)
+    if not verdict.ok or verdict.manifest is None:
+        raise error_from(verdict.problems)
+    return verdict, verdict.manifest.files
 
 
 def _plan(
@@ -120,21 +130,17 @@ def _plan(
     return Plan(tenant, adapter, base.id, base.revision, files, allowed, alias)
 
 
-def _send(client: RegistryClient, directory: Path, plan: Plan, wish: Wish, *, resume: bool) -> VersionInfo:
+def _send(client: RegistryClient, package: Package, plan: Plan, *, resume: bool) -> VersionInfo:
     from adapterd.cli.uploader import Memory, Uploader
-    from adapterd.loader.formats.files import DirectoryPackage
 
     memory = Memory.of(plan, client.url)
     if resume and memory.load() is not None:
         note("continuing the interrupted upload of these files")
-    with (
-        DirectoryPackage.open_dir(directory, wish.limits) as package,
-        progress(f"uploading {size(plan.total_bytes)}", plan.total_bytes) as advance,
-    ):
+    with progress(f"uploading {size(plan.total_bytes)}", plan.total_bytes) as advance:
         return Uploader(client, plan, package, memory, advance).run(resume=resume)
 
 
-def _report(version: VersionInfo, alias: str | None, checked: Verification) -> Report:
+def _report(version: VersionInfo, alias: str | None, checked: Verification, left_out: Sequence[str]) -> Report:
     body = {
         "ref": str(version.ref),
         "version_digest": version.digest,
@@ -147,6 +153,7 @@ def _report(version: VersionInfo, alias: str | None, checked: Verification) -> R
             "publisher": version.publisher,
         },
         "alias": alias,
+        "left_out": list(left_out),
         "problems": [p.as_json() for p in checked.problems],
     }
     shown: list[tuple[str, object]] = [
@@ -157,4 +164,6 @@ def _report(version: VersionInfo, alias: str | None, checked: Verification) -> R
         ("publisher", version.publisher),
         ("alias", alias),
     ]
+    if left_out:
+        shown.append(("left out", ", ".join(left_out)))
     return Report(body, [str(version.ref)], lambda: [facts(shown)], checked.problems)

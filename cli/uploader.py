@@ -29,7 +29,17 @@ from adapterd.cli.client import RegistryClient, UploadInfo, VersionInfo
 from adapterd.cli.credentials import write_private
 from adapterd.cli.environment import state_dir
 from adapterd.cli.output import note
-from adapterd.loader.errors import Code, Conflict, Refused, Unavailable, Untrusted, error, error_from
+from adapterd.loader.errors import (
+    Code,
+    Conflict,
+    Failed,
+    NotFound,
+    Refused,
+    Unavailable,
+    Untrusted,
+    error,
+    error_from,
+)
 from adapterd.loader.formats.files import FileReader, Package
 from adapterd.loader.identity import FileEntry, canonical_json, sha256_hex
 
@@ -142,7 +152,7 @@ class Uploader:
         try:
             ended = self._carried_through(resume)
         except (Refused, Untrusted):
-            self._memory.forget()  # the session is over, and these files will not pass another time
+            self._memory.forget()  # there is no session, or it is over
             raise
         if ended.state not in ("admitted", "refused"):
             raise _undecided(ended)
@@ -161,16 +171,22 @@ class Uploader:
         return self._ended(session)
 
     def _session(self, resume: bool) -> UploadInfo:
-        key = self._memory.load() if resume else None
+        key = self._memory.load()
         if key is not None:
             found = self._open(key)
-            if found.state != "refused":
+            if resume and found.state != "refused":
                 return found
+            if found.state == "open":
+                self._client.abandon_upload(self._plan.tenant, found.id)  # else it holds room until it expires
         return self._open(self._memory.begin())
 
     def _open(self, key: str) -> UploadInfo:
-        """Opens it, or finds it again by its key."""
-        return self._client.create_upload(self._plan.tenant, self._plan.as_json(), key)
+        """Opens it, or finds it again by its key; nothing is remembered of one that the server does not open."""
+        try:
+            return self._client.create_upload(self._plan.tenant, self._plan.as_json(), key)
+        except (NotFound, Failed):
+            self._memory.forget()
+            raise
 
     def _send(self, session_id: str, entry: FileEntry, offset: int) -> None:
         reader = self._package.open(entry.path)

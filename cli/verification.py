@@ -14,6 +14,7 @@ from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks import examine
 from adapterd.loader.errors import AdapterdError, Code, Problem, Untrusted, error_from, reject, warn
 from adapterd.loader.formats.files import Package, file_entries
+from adapterd.loader.formats.package import Contents, judge_package
 from adapterd.loader.identity import SIGNATURE_FILE, FileEntry
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
 from adapterd.loader.manifest import Manifest
@@ -78,12 +79,17 @@ class Wish:
 
 @dataclass(frozen=True)
 class Verification:
-    """The answer of `verify`."""
+    """The answer of `verify`.
+
+    Attributes:
+        contents: how the files were sorted, where some of them are refused by name.
+    """
 
     subject: str
     problems: tuple[Problem, ...]
     signature: Signature
     manifest: Manifest | None
+    contents: Contents | None = None
 
     @property
     def ok(self) -> bool:
@@ -129,7 +135,8 @@ def verify_package(
     files = verdict.manifest.files if verdict.manifest else None
     signature = check_signature(package, files, wish)
     problems = (*verdict.problems, *_decided(signature, wish.effective_policy))
-    return Verification(subject, problems, signature, verdict.manifest)
+    contents = judge_package(package.sizes(), wish.limits) if verdict.manifest is None else None
+    return Verification(subject, problems, signature, verdict.manifest, contents)
 
 
 def check_signature(package: Package, files: Iterable[FileEntry] | None, wish: Wish) -> Signature:

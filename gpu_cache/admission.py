@@ -47,7 +47,7 @@ def short_cut(
             return None
         entry = entries.get(VersionKey(tenant, base, ref.digest))
         known = entry.verified.values() if entry is not None and entry.place is not Place.ABSENT else ()
-        resolved = next((each for each in known if each.adapter == ref.name), None)
+        resolved = next((each.resolved for each in known if each.resolved.adapter == ref.name), None)
         if resolved is None:
             return None
         found.append(resolved)

@@ -119,11 +119,14 @@ class AdapterCache:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None) -> None:
-        """Fails what waits (CACHE_CLOSED), drops queued loads, waits for running ones, ends all threads."""
+        """Fails what waits (CACHE_CLOSED), drops queued loads and ends all threads.
+
+        Loads that run find out at their next block; for those that hang it waits `close_seconds` at most.
+        """
         with self._lock:
             self._closed = True
             self._fail_all(reject(Code.CACHE_CLOSED, "cache", "the cache was closed"))
-        self._pool.close()
+        self._pool.close(self._config.close_seconds)
         if self._owns_device:
             self._device.close()
         self._cleanup.close()
@@ -148,8 +151,9 @@ class AdapterCache:
                 self._stager.fail(record, problems)
             else:
                 self._stager.admit(record)
+        lease = Lease(self, record, self._book.dropped)  # now: whatever comes next, the record has an owner
         self._issue_if_idle()
-        return Lease(self, record, self._book.dropped)
+        return lease
 
     def release(self, record: LeaseRecord) -> None:
         """For `Lease.release`. Idempotent."""

@@ -26,6 +26,7 @@ class CacheConfig:
         host_bytes: size of the host slab, in which adapters are packed and, with `keep_host`, stay.
         loader: `thread`: download, checks and packing run in threads of this process.
         loader_threads: how many.
+        close_seconds: how long closing waits for loads that run; a source may hang. Then they are left alone.
         dtype: of the packed form; `auto` is the adapter's own.
         store: folder of verified versions; None is a temporary one that goes with the cache.
         keep_host: whether verified bytes stay in the slab after their copy, until room is needed.
@@ -44,6 +45,7 @@ class CacheConfig:
     host_bytes: int = 256 * MIB
     loader: Literal["thread"] = "thread"
     loader_threads: int = 2
+    close_seconds: float = 5.0
     dtype: Literal["auto", "F32", "F16", "BF16"] = "auto"
     store: Path | None = None
     keep_host: bool = True

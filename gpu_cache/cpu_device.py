@@ -15,11 +15,16 @@ from adapterd.loader.errors import Code, error
 class CpuEvent:
     """A mark that a stream sets when it gets there."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: CpuStream | InlineStream | None = None) -> None:
         self._set = threading.Event()
+        self._stream = stream
 
     def done(self) -> bool:
-        return self._set.is_set()
+        if not self._set.is_set():
+            return False
+        if self._stream is not None and self._stream.broken:
+            raise error(Code.DEVICE_ERROR, "cpu", f"work in a stream failed: {self._stream.broken}")
+        return True
 
     def set(self) -> None:
         self._set.set()
@@ -30,9 +35,13 @@ class CpuEvent:
 
 
 class CpuStream:
-    """A thread and its queue."""
+    """A thread and its queue. Work that fails is reported by every mark behind it, as a GPU does it.
+
+    `broken`: what failed first, or nothing.
+    """
 
     def __init__(self, name: str) -> None:
+        self.broken = ""
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -42,7 +51,10 @@ class CpuStream:
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception as cause:  # noqa: BLE001 - a dead thread would leave every lease waiting
+                self.broken = self.broken or f"{type(cause).__name__}: {cause}"
 
     def close(self) -> None:
         self._queue.put(None)
@@ -51,6 +63,8 @@ class CpuStream:
 
 class InlineStream:
     """The stream of the model on a CPU: the work is done by whoever enqueues it, before the call returns."""
+
+    broken = ""
 
     def submit(self, work: Callable[[], object]) -> None:
         work()
@@ -91,8 +105,9 @@ class CpuDevice:
         _queue(stream).submit(dst.zero_)
 
     def record(self, stream: Stream) -> Event:
-        event = CpuEvent()
-        _queue(stream).submit(event.set)
+        queue = _queue(stream)
+        event = CpuEvent(queue)
+        queue.submit(event.set)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
@@ -111,7 +126,8 @@ def _queue(stream: Stream) -> CpuStream | InlineStream:
 
 def _zeros(nbytes: int) -> torch.Tensor:
     try:
-        return torch.zeros(nbytes, dtype=torch.uint8)
+        with torch.inference_mode(False):  # else only that mode could ever write to it
+            return torch.zeros(nbytes, dtype=torch.uint8)
     except RuntimeError as cause:  # torch's word for "not enough memory"
         raise error(
             Code.DEVICE_ERROR,

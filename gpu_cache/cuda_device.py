@@ -62,13 +62,13 @@ class CudaDevice:
 
     def allocate_arena(self, nbytes: int) -> torch.Tensor:
         """The zeroing has executed when this returns: later streams need not know of it."""
-        with _translated(self.name, f"arena of {nbytes} bytes"):
+        with _translated(self.name, f"arena of {nbytes} bytes"), torch.inference_mode(False):
             arena = torch.zeros(nbytes, dtype=torch.uint8, device=self.name)
             torch.cuda.current_stream(self._index).synchronize()
         return arena
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
-        with _translated(self.name, f"{nbytes} bytes of pinned host memory"):
+        with _translated(self.name, f"{nbytes} bytes of pinned host memory"), torch.inference_mode(False):
             return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:

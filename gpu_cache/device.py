@@ -48,7 +48,7 @@ class Device(Protocol):
     def new_stream(self) -> Stream: ...
 
     def allocate_arena(self, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes] on the device, zeroed; once."""
+        """uint8 [nbytes] on the device, zeroed; once. Like `allocate_host` whatever torch mode the caller is in."""
         ...
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:

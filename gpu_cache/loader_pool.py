@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, Self
 
 from adapterd.gpu_cache.budgets import TenantBudget
@@ -23,8 +23,8 @@ class LoaderPool(Protocol):
         """Queues `work`; never runs it in the caller. After `close` it is dropped."""
         ...
 
-    def close(self) -> None:
-        """Drops what is queued, waits for what runs. Idempotent."""
+    def close(self, timeout: float) -> None:
+        """Drops what is queued, waits for what runs, `timeout` seconds at most. Idempotent."""
         ...
 
 
@@ -32,15 +32,17 @@ class FairPool:
     """LoaderPool of `threads` threads: next is the tenant with the fewest running jobs, then who waited longest.
 
     Its lock is a leaf: nothing is called under it. It may be taken under the cache's lock, never the reverse.
+    The threads are daemons: a job that hangs in a source or a disk keeps neither `close` nor the process.
     """
 
     def __init__(self, threads: int, max_running: Mapping[str, int | None], default_max: int | None) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._queues: dict[str, deque[Work]] = {}  # ordered: longest not served first
         self._running: Counter[str] = Counter()
         self._limits, self._default_limit = max_running, default_max
         self.closed = False
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="adapterd-loader")
+        self._most = threads
+        self._threads: list[threading.Thread] = []
 
     @classmethod
     def of(cls, threads: int, tenants: Mapping[str, TenantBudget], default: TenantBudget) -> Self:
@@ -48,35 +50,52 @@ class FairPool:
         return cls(threads, {t: budget.max_loads for t, budget in tenants.items()}, default.max_loads)
 
     def submit(self, tenant: str, work: Work) -> None:
-        with self._lock:
+        with self._changed:
             if self.closed:
                 return
             self._queues.setdefault(tenant, deque()).append(work)
-            self._wake()
+            if len(self._threads) < self._most:
+                self._start_one()
+            self._changed.notify()
 
-    def close(self) -> None:
-        with self._lock:
+    def close(self, timeout: float) -> None:
+        with self._changed:
             self.closed = True
             self._queues.clear()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if left := sum(thread.is_alive() for thread in self._threads):
+            _LOG.warning("%d loader jobs still run after %g s; each ends with the call that it hangs in", left, timeout)
 
-    def _wake(self) -> None:
-        """One thread looks for a job. Called for each job queued, and each one ended, which may unblock another."""
-        self._threads.submit(self._run_one).add_done_callback(_report)
+    def _start_one(self) -> None:
+        name = f"adapterd-loader-{len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+        self._threads[-1].start()
 
-    def _run_one(self) -> None:
-        with self._lock:
-            tenant = self._next_tenant()
-            if tenant is None:
-                return
-            work = self._take(tenant)
-        try:
-            work()
-        finally:
-            with self._lock:
-                self._running[tenant] -= 1
-                if not self.closed and self._queues:
-                    self._wake()
+    def _work(self) -> None:
+        """A thread's life: one job after the other."""
+        while (job := self._wait_for_job()) is not None:
+            tenant, work = job
+            try:
+                work()
+            except BaseException:  # noqa: BLE001 - a job answers its lease itself; what comes out is our own bug
+                _LOG.exception("a loader job broke")
+            finally:
+                with self._changed:
+                    self._running[tenant] -= 1
+                    self._changed.notify()  # a job of this tenant may have waited for that
+
+    def _wait_for_job(self) -> tuple[str, Work] | None:
+        """None once the pool is closed."""
+        with self._changed:
+            while not self.closed:
+                tenant = self._next_tenant()
+                if tenant is not None:
+                    return tenant, self._take(tenant)
+                self._changed.wait()
+            return None
 
     def _next_tenant(self) -> str | None:
         ready = [t for t in self._queues if self._below_limit(t)]
@@ -93,9 +112,3 @@ class FairPool:
             self._queues[tenant] = queue  # at the end: it was served last
         self._running[tenant] += 1
         return work
-
-
-def _report(future: Future[None]) -> None:
-    """A job answers its lease itself, failures included; what still comes out of it is our own bug."""
-    if not future.cancelled() and (cause := future.exception()) is not None:
-        _LOG.error("a loader job broke", exc_info=cause)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from adapterd.gpu_cache.config import CacheConfig
-from adapterd.loader.errors import Code, Untrusted, error
+from adapterd.loader.errors import Code, NotFound, Untrusted, error
 from adapterd.loader.identity import WEIGHTS_FILE, Ref
 from adapterd.loader.layout import Dtype, Layout, plan_layout
 from adapterd.loader.limits import Limits
@@ -45,6 +45,12 @@ class Prepared(Protocol):
 class Loader(Protocol):
     """What the stager asks of the loader. Called from several threads at once; raises AdapterdError only."""
 
+    @property
+    def trust_changes(self) -> int:
+        """Grows when trust changes: what `prepare` found to hold before has to be prepared again. Only a number
+        that is read: it is asked for under the cache's lock."""
+        ...
+
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         """Which version the REF means now. NotFound if it is unknown."""
         ...
@@ -72,6 +78,10 @@ class StoreLoader:
     ) -> None:
         self._source, self._store, self._limits, self._recheck = source, store, limits, recheck
         self._dtype, self._page_bytes = dtype, page_bytes
+
+    @property
+    def trust_changes(self) -> int:
+        return self._store.trust.changes
 
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         return self._source.resolve(ref, tenant)
@@ -101,7 +111,7 @@ class StoredImage:
         return self.stored.manifest
 
     def fill(self, out: memoryview) -> None:
-        """Checks each chunk on the bytes it packs. A copy on disk that does not hold is discarded."""
+        """Checks each chunk on the bytes it packs. A copy on disk that does not hold is hashed by the next load."""
         from adapterd.loader.formats.files import DirectoryPackage
         from adapterd.loader.pack import pack
 
@@ -110,14 +120,14 @@ class StoredImage:
             with DirectoryPackage.open_dir(self.stored.directory, self.limits) as package:
                 pack(self.stored.manifest, self.layout, package.open(WEIGHTS_FILE), chunks, out)
         except Untrusted:
-            self.store.discard(self.stored.key)
+            self.store.doubt(self.stored.key)
             raise
-        except KeyError as gone:
-            self.store.discard(self.stored.key)
+        except (KeyError, NotFound, OSError) as cause:
+            self.store.doubt(self.stored.key)
             raise error(
-                Code.STORAGE_UNAVAILABLE, str(self.stored.directory), f"{gone} is no longer there",
-                "Nothing but this program may touch the store; ask for the adapter again.",
-            ) from gone  # fmt: skip
+                Code.STORAGE_UNAVAILABLE, str(self.stored.directory), f"the stored copy cannot be read: {cause}",
+                "Another process may have replaced it; ask for the adapter again.",
+            ) from cause  # fmt: skip
 
 
 @contextmanager
@@ -130,7 +140,9 @@ def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore |
     with ExitStack() as cleanup:
         root = config.store
         if root is None:
-            root = Path(cleanup.enter_context(TemporaryDirectory(prefix="adapterd-store-")))
+            # A load that outlived the cache may still be writing.
+            folder = TemporaryDirectory(prefix="adapterd-store-", ignore_cleanup_errors=True)
+            root = Path(cleanup.enter_context(folder))
         yield StoreLoader(
             source,
             VerifiedStore(root, trust, config.limits),

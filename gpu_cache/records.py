@@ -42,6 +42,14 @@ def claim_of(resolved: Resolved) -> Claim:
     return resolved.adapter, resolved.version_number
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A claim that the loader found to hold, when trust had changed `trust_changes` times."""
+
+    resolved: Resolved
+    trust_changes: int
+
+
 class LeaseState(StrEnum):
     """A lease's life, forwards only."""
 
@@ -59,7 +67,8 @@ class Entry:
 
     Attributes:
         verified: the claims (adapter and number) under which the loader has verified it. The bytes are the
-            same under each, but each has its own admission statement: a claim counts only once checked.
+            same under each, but each has its own admission statement: a claim counts only once checked, and
+            until trust changes.
         checking: claims that a loader job is verifying.
         prepared: manifest, layout and a way to pack it, once the first claim was verified.
         filling: a loader job is packing it.
@@ -75,7 +84,7 @@ class Entry:
     """
 
     key: VersionKey
-    verified: dict[Claim, Resolved] = field(default_factory=dict)
+    verified: dict[Claim, Verified] = field(default_factory=dict)
     checking: set[Claim] = field(default_factory=set)
     prepared: Prepared | None = None
     filling: bool = False

@@ -26,7 +26,7 @@ from adapterd.gpu_cache.host_tier import HostTier
 from adapterd.gpu_cache.loader_jobs import Failure, LoaderJobs, check_wanted
 from adapterd.gpu_cache.loader_pool import LoaderPool
 from adapterd.gpu_cache.loading import Loader, Prepared
-from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState, Place, claim_of
+from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState, Place, Verified, claim_of
 from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.errors import AdapterdError, Problem
 from adapterd.loader.identity import VersionKey
@@ -172,9 +172,13 @@ class Stager:
             self._grant(record)
 
     def _verify(self, entry: Entry, resolved: Resolved) -> bool:
-        """Whether the loader has verified that claim; if not, it is at it. Equal claims share one job."""
+        """Whether the loader has verified that claim by what is trusted now; if not, it is at it.
+
+        Equal claims share one job. After a change of trust even what is resident is verified again, once.
+        """
         claim = claim_of(resolved)
-        if claim in entry.verified:
+        known = entry.verified.get(claim)
+        if known is not None and known.trust_changes == self._loader.trust_changes:
             return True
         if claim not in entry.checking:
             entry.checking.add(claim)
@@ -265,7 +269,8 @@ class Stager:
             check_wanted(entry.wanted, str(resolved.ref))
             return self._loader.prepare(resolved, base, lambda: not entry.wanted)
 
-        self._jobs.start(entry.key.tenant, work, partial(self._prepared, entry, resolved))
+        before = self._loader.trust_changes
+        self._jobs.start(entry.key.tenant, work, partial(self._prepared, entry, Verified(resolved, before)))
 
     def _fill(self, entry: Entry, prepared: Prepared, pages: tuple[int, ...]) -> None:
         def work() -> None:
@@ -284,12 +289,12 @@ class Stager:
         else:
             self._attach(record, outcome)
 
-    def _prepared(self, entry: Entry, resolved: Resolved, outcome: Prepared | Failure) -> None:
+    def _prepared(self, entry: Entry, verified: Verified, outcome: Prepared | Failure) -> None:
         """A claim that does not hold fails those who made it, and nobody else (I17)."""
-        claim = claim_of(resolved)
+        claim = claim_of(verified.resolved)
         entry.checking.discard(claim)
         if not isinstance(outcome, Failure):
-            entry.verified[claim] = resolved
+            entry.verified[claim] = verified
             entry.prepared = entry.prepared or outcome
         elif not outcome.cancelled:
             for record in list(entry.waiting.values()):

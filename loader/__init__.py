@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
-    from adapterd.loader.checks import Verdict, examine, examine_directory
+    from adapterd.loader.checks import Verdict, examine, examine_path
     from adapterd.loader.errors import AdapterdError, Code, Problem
     from adapterd.loader.identity import BasePin, Ref, VersionKey
     from adapterd.loader.limits import Limits
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "base_model": ("BaseModule", "BaseSpec", "ModuleKind"),
-    "checks": ("Verdict", "examine", "examine_directory"),
+    "checks": ("Verdict", "examine", "examine_path"),
     "errors": ("AdapterdError", "Code", "Problem"),
     "identity": ("BasePin", "Ref", "VersionKey"),
     "limits": ("Limits",),
@@ -38,7 +38,7 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "AdapterdError", "BaseModule", "BasePin", "BaseSpec", "Code", "FolderSource", "Limits", "Manifest", "ModuleKind",
     "PrivateKey", "Problem", "PublicKey", "Ref", "RegistrySource", "Resolved", "Source", "StoredVersion", "TrustStore",
-    "Verdict", "VerifiedStore", "VersionKey", "examine", "examine_directory",
+    "Verdict", "VerifiedStore", "VersionKey", "examine", "examine_path",
 ]  # fmt: skip
 
 

@@ -2,36 +2,22 @@
 
 A header says that `…q_proj.weight` is [out, in]; it does not say whether that is a linear, an
 embedding or a transposed Conv1D, nor which modules exist only by sharing another one's weight. What
-is missing is knowledge about model families, kept here as data. A family that is not listed is
-refused rather than guessed: a wrong table would be noticed late, as a digest that no worker has.
+is missing is knowledge about model families, kept here as data. What is not in there is `Undecided`,
+and not guessed: a wrong table would be noticed late, as a digest that no worker has. It is then for the
+class that the config names to say (`base_meta`).
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterd.loader.base_model import (
-    EXPERTS_PART,
-    BaseModule,
-    ModuleKind,
-    invalid,
-    parse_json,
-    read_file,
-    stack_path,
-    without_experts_inside,
-)
-from adapterd.loader.errors import Code, error
-
-MAX_CONFIG_BYTES = 4 << 20
-MAX_INDEX_BYTES = 64 << 20
-MAX_HEADER_BYTES = 100_000_000
-"""The cap of the safetensors library itself (`MAX_HEADER_SIZE`)."""
-
-_LIVE = "Make the table from the live model instead: BaseSpec.from_module (a meta device is enough)."
+from adapterd.loader.base_fields import invalid
+from adapterd.loader.base_files import StoredTensor, read_config, stored_tensors
+from adapterd.loader.base_model import EXPERTS_PART, BaseModule, ModuleKind, stack_path, without_experts_inside
+from adapterd.loader.formats.text import shown
 
 EMBEDDING_PARTS = frozenset(
     {
@@ -40,8 +26,10 @@ EMBEDDING_PARTS = frozenset(
     }
 )  # fmt: skip
 _CONV1D_PARTS = frozenset({"c_attn", "c_proj", "c_fc", "q_attn"})
-_PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 """Dtypes whose stored shape is the shape; integers are packed somehow."""
+_COUNTING_DTYPES = frozenset({"I64", "BOOL"})
+"""Of positions and masks, which some models store beside their weights. Nobody packs into these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +72,19 @@ FAMILIES: Mapping[str, Family] = {
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 
 
+class Undecided(Exception):
+    """What headers do not say about this model.
+
+    Attributes:
+        where, reason: the place, and why.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class _Config:
     architecture: str
@@ -101,81 +102,66 @@ class _Config:
 
 
 def modules_of_directory(path: Path) -> Iterable[BaseModule]:
-    """All modules of the model in `path`, in no order.
+    """All modules of the model in `path`, in no order; by the headers or, where they do not say, by its class.
 
     Raises:
         NotFound: PATH_NOT_FOUND for a folder, config or weights that cannot be read.
-        Failed: BASE_TABLE_INVALID for malformed files and for what headers cannot decide.
+        Failed: BASE_TABLE_INVALID for malformed files, and where neither way gives a table.
     """
-    if not path.is_dir():
-        raise error(Code.PATH_NOT_FOUND, str(path), "is not a folder")
-    config = _read_config(path / "config.json")
-    weights = {_live_name(config, name): shape for name, shape in _weights(path)}
+    from adapterd.loader.base_meta import modules_of_class
+
+    config, stored = read_config(path), tuple(stored_tensors(path))
+    try:
+        return tuple(modules_of_headers(config, stored))
+    except Undecided as undecided:
+        return modules_of_class(config, stored, undecided)
+
+
+def modules_of_headers(body: Mapping[str, Any], stored: Iterable[StoredTensor]) -> Iterable[BaseModule]:
+    """All modules, by `config.json` and the tensors' names and shapes alone.
+
+    Raises:
+        Undecided: this takes the model's class.
+        Failed: BASE_TABLE_INVALID for a malformed config, and for a head that is nowhere.
+    """
+    config = _parsed(body)
+    weights = {_live_name(config, name): shape for name, shape in _weights(stored)}
     found = {m.path: m for m in _stored_modules(config, weights)}
     found |= dict(_shared_embeddings(found))
     found |= dict(_tied_head(config, found))
     return without_experts_inside(found)
 
 
-def _read_config(path: Path) -> _Config:
-    body = parse_json(read_file(path, MAX_CONFIG_BYTES), path.name)
-    names, kind, tied = body.get("architectures"), body.get("model_type"), body.get("tie_word_embeddings")
+def architecture_of(body: Mapping[str, Any]) -> str:
+    """The model's one class. Raises Failed (BASE_TABLE_INVALID)."""
+    names = body.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise invalid("config.json.architectures", "must name the model's one class")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise invalid("config.json.model_type", f"no rules for the model type {str(kind)[:40]!r}", _LIVE)
-    return _Config(names[0], kind, FAMILIES[kind], tied if isinstance(tied, bool) else None)
+    return names[0]
 
 
-def _weights(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _parsed(body: Mapping[str, Any]) -> _Config:
+    architecture = architecture_of(body)
+    kind, tied = body.get("model_type"), body.get("tie_word_embeddings")
+    if not isinstance(kind, str):
+        raise invalid("config.json.model_type", "must name the model's type")
+    if kind not in FAMILIES:
+        raise Undecided("config.json.model_type", f"no rules for the model type '{shown(kind, 40)}'")
+    if body.get("quantization_config") is not None:
+        raise Undecided("config.json.quantization_config", "the weights are quantised and their shapes may be packed")
+    return _Config(architecture, kind, FAMILIES[kind], tied if isinstance(tied, bool) else None)
+
+
+def _weights(stored: Iterable[StoredTensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name (without `.weight`) and shape of all that may be a module's; stacked experts have no `.weight`."""
-    for file in _weight_files(path):
-        for name, info in _header(file).items():
-            if name.endswith(".qweight"):
-                raise invalid(name[:200], "the checkpoint is quantised and its shapes are packed", _LIVE)
-            if name.endswith(".weight") or f".{EXPERTS_PART}." in name:
-                yield name.removesuffix(".weight"), _shape(name, info)
-
-
-def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        return [path / "model.safetensors"]
-    listed = parse_json(read_file(index, MAX_INDEX_BYTES), index.name).get("weight_map")
-    if not isinstance(listed, dict) or not listed or not all(isinstance(v, str) for v in listed.values()):
-        raise invalid(index.name, "has no weight_map of names to files")
-    names = sorted(set(listed.values()))
-    if any("/" in n or "\\" in n or n in {"", ".", ".."} for n in names):
-        raise invalid(index.name, "names a file outside the folder")
-    return [path / name for name in names]
-
-
-def _header(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 0 < length <= MAX_HEADER_BYTES:
-                raise invalid(path.name, f"a header of {length} bytes")
-            data = file.read(length)
-    except OSError as e:
-        hint = "Pickled weights are never opened; convert them to safetensors."
-        raise error(Code.PATH_NOT_FOUND, str(path), f"cannot be read: {e.strerror or e}", hint) from e
-    if len(data) != length:
-        raise invalid(path.name, "ends inside its header")
-    return parse_json(data, path.name)
-
-
-def _shape(name: str, info: object) -> tuple[int, ...]:
-    where = name[:200]
-    if not isinstance(info, dict) or not isinstance(info.get("shape"), list):
-        raise invalid(where, "has no shape")
-    shape = info["shape"]
-    if any(type(d) is not int or d < 0 for d in shape):
-        raise invalid(where, "has a shape that is not a list of sizes")
-    if len(shape) == 2 and info.get("dtype") not in _PLAIN_DTYPES:
-        raise invalid(where, f"is {str(info.get('dtype'))[:20]}: a packed dtype hides the module's shape", _LIVE)
-    return tuple(shape)
+    for tensor in stored:
+        weight = tensor.name.endswith(".weight")
+        fine = PLAIN_DTYPES if weight else PLAIN_DTYPES | _COUNTING_DTYPES
+        if len(tensor.shape) == 2 and tensor.dtype not in fine:
+            reason = f"is {shown(tensor.dtype, 20)}: a packed dtype hides the module's shape"
+            raise Undecided(shown(tensor.name), reason)
+        if weight or f".{EXPERTS_PART}." in tensor.name:
+            yield tensor.name.removesuffix(".weight"), tensor.shape
 
 
 def _live_name(config: _Config, name: str) -> str:
@@ -229,13 +215,14 @@ def _tied_head(config: _Config, found: Mapping[str, BaseModule]) -> Iterator[tup
     if not config.headed or head in found:
         return
     if config.tied is False:
-        raise invalid(head, "no file holds the output head, and config.json says that it is not tied", _LIVE)
+        hint = "Is a shard missing?"
+        raise invalid(head, "no file holds the output head, and config.json says that it is not tied", hint)
     inputs = {
         (m.in_features, m.out_features)
         for m in found.values()
         if m.path.rpartition(".")[2] in {"embed_tokens", "shared", "wte", "word_embeddings"}
     }
     if len(inputs) != 1:
-        raise invalid(head, f"the tied head's shape is not clear: {len(inputs)} kinds of input embedding", _LIVE)
+        raise Undecided(head, f"the tied head's shape is not clear: {len(inputs)} kinds of input embedding")
     rows, width = inputs.pop()
     yield head, BaseModule(head, ModuleKind.LINEAR, width, rows)

@@ -8,32 +8,27 @@ three must agree to the byte: the table's digest is part of every version's iden
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from adapterd.loader.errors import AdapterdError, Code, error
-from adapterd.loader.formats.json_strict import JsonRules, parse_object
-from adapterd.loader.formats.text import shown
+from adapterd.loader.base_alternatives import PRIMARY, Alternative, check_alternatives
+from adapterd.loader.base_fields import fields, invalid, is_module_path, parse_json, read_file
 from adapterd.loader.identity import BasePin, canonical_json, check_revision, sha256_hex
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 BASE_SCHEMA = "adapterd.base/1"
 MAX_TABLE_BYTES = 64 << 20
 """A table file. A mixture of 61 layers × 256 experts, each listed, would be 6 MB."""
 MAX_TABLE_MODULES = 250_000
-MAX_JSON_DEPTH = 64
-MAX_JSON_VALUES = 1 << 22
 MAX_ID_LENGTH = 256
-MAX_PATH_LENGTH = 512
-"""As long as a tensor's name may be (`Limits.max_name_bytes`)."""
 MAX_FEATURES = 1 << 31
 
 EXPERTS_PART = "experts"
@@ -86,11 +81,16 @@ class BaseSpec:
         id: the name it has in catalogs, such as `meta-llama/Llama-3.1-8B`.
         revision: 40-hex commit, or `sha256:` and 64 hex.
         modules: sorted by path, each path once.
+        alternatives: other names of the modules, sorted by name; an adapter may be written in one of them.
+        weights_digest: of the weights (`base_weights`), where somebody asked for it; says nothing about the
+            table and is no part of the pin.
     """
 
     id: str
     revision: str
     modules: tuple[BaseModule, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    weights_digest: str | None = None
 
     def __post_init__(self) -> None:
         _check_id(self.id)
@@ -100,16 +100,44 @@ class BaseSpec:
             raise invalid("modules", "the table is empty")
         if any(a >= b for a, b in pairwise(paths)):
             raise invalid("modules", "the table must be sorted by path, each path once")
+        check_alternatives(self.alternatives, paths)
+        if self.weights_digest is not None and not re.fullmatch(r"[0-9a-f]{64}", self.weights_digest):
+            raise invalid("weights_digest", f"{self.weights_digest[:80]!r} is not a SHA-256 in lower hex")
 
     @classmethod
     def of(cls, modules: Iterable[BaseModule], *, id: str, revision: str) -> BaseSpec:  # noqa: A002
         """A spec of modules in any order. Raises Failed (BASE_TABLE_INVALID, REF_INVALID)."""
         return cls(id, revision, tuple(sorted(modules)))
 
+    def with_alternatives(self, alternatives: Iterable[Alternative]) -> BaseSpec:
+        """The same base with more namings, and therefore another pin. Raises Failed (BASE_TABLE_INVALID)."""
+        more = (*self.alternatives, *alternatives)
+        return replace(self, alternatives=tuple(sorted(more, key=lambda a: a.name)))
+
+    def named(self, naming: str) -> BaseSpec:
+        """The base as the naming writes it: its modules under the names that adapters use there.
+
+        Raises:
+            KeyError: no such naming.
+        """
+        if naming == PRIMARY:
+            return self
+        renames = {a.name: a.renames for a in self.alternatives}[naming]
+        name_of = {path: name for name, path in renames}
+        modules = (replace(m, path=name_of.get(m.path, m.path)) for m in self.modules)
+        return BaseSpec.of(modules, id=self.id, revision=self.revision)
+
     @cached_property
     def table_digest(self) -> str:
-        """SHA-256 (hex) of the RFC 8785 form of the modules alone, so that a renamed base keeps its table."""
-        return sha256_hex(canonical_json([m.as_json() for m in self.modules]))
+        """SHA-256 (hex) of the RFC 8785 form of the modules alone, so that a renamed base keeps its table.
+
+        With alternatives, of an object of both: they decide what an adapter's names mean.
+        """
+        modules = [m.as_json() for m in self.modules]
+        if not self.alternatives:
+            return sha256_hex(canonical_json(modules))
+        alternatives = [a.as_json() for a in self.alternatives]
+        return sha256_hex(canonical_json({"alternatives": alternatives, "modules": modules}))
 
     @property
     def pin(self) -> BasePin:
@@ -125,13 +153,18 @@ class BaseSpec:
         return self._by_path.get(path)
 
     def as_json(self) -> dict[str, Any]:
-        """Schema `adapterd.base/1`."""
-        return {
+        """Schema `adapterd.base/1`; `alternatives` and `weights_digest` only where there are any."""
+        body: dict[str, Any] = {
             "schema": BASE_SCHEMA,
             "id": self.id,
             "revision": self.revision,
             "modules": [m.as_json() for m in self.modules],
         }
+        if self.alternatives:
+            body["alternatives"] = [a.as_json() for a in self.alternatives]
+        if self.weights_digest is not None:
+            body["weights_digest"] = self.weights_digest
+        return body
 
     @classmethod
     def from_json(cls, value: object) -> BaseSpec:
@@ -140,12 +173,16 @@ class BaseSpec:
         Raises:
             Failed: BASE_TABLE_INVALID, with the field at fault; REF_INVALID for a revision that does not pin.
         """
-        body = _fields(value, "table", {"schema": str, "id": str, "revision": str, "modules": list})
+        wanted = {"schema": str, "id": str, "revision": str, "modules": list}
+        body = fields(value, "table", wanted, {"alternatives": list, "weights_digest": str})
         if body["schema"] != BASE_SCHEMA:
             raise invalid("schema", f"is {body['schema'][:40]!r}, wanted {BASE_SCHEMA!r}")
         if len(body["modules"]) > MAX_TABLE_MODULES:
             raise invalid("modules", f"{len(body['modules'])} modules, at most {MAX_TABLE_MODULES}")
-        return cls(body["id"], body["revision"], tuple(_modules(body["modules"])))
+        listed = enumerate(body.get("alternatives", []))
+        alternatives = tuple(Alternative.from_json(a, f"alternatives[{i}]") for i, a in listed)
+        modules = tuple(_modules(body["modules"]))
+        return cls(body["id"], body["revision"], modules, alternatives, body.get("weights_digest"))
 
     @classmethod
     def load(cls, path: Path) -> BaseSpec:
@@ -166,33 +203,30 @@ class BaseSpec:
     def from_module(cls, model: nn.Module, *, id: str, revision: str) -> BaseSpec:  # noqa: A002
         """The table of a live torch module; a model on the meta device is enough. Weights are not read.
 
-        Linears are told by their class or, as quantised ones often derive from nothing, by being a
-        leaf with `in_features` and `out_features`.
+        A base that is registered with alternatives or with a weights digest carries these as well: take its
+        table from the registry (`adapterctl base export`), and the engine compares it with the live model.
 
         Raises:
             Failed: BASE_TABLE_INVALID, REF_INVALID.
         """
-        # An embedding that two parents share is one object with two names, and an adapter may use either.
-        named = list(model.named_modules(remove_duplicate=False))
-        found = {path: kind for path, module in named if path and (kind := _live_module(path, module))}
-        return cls.of(without_experts_inside(found), id=id, revision=revision)
+        from adapterd.loader.base_live import modules_of_live
+
+        return cls.of(modules_of_live(model), id=id, revision=revision)
 
     @classmethod
     def from_directory(cls, path: Path, *, id: str, revision: str) -> BaseSpec:  # noqa: A002
         """The table of a model directory: `config.json` and the headers of its safetensors files.
 
+        What headers cannot decide (packed weights, model types without rules) is decided by the class that the
+        config names, built on the meta device; that needs torch and transformers.
+
         Raises:
             NotFound: PATH_NOT_FOUND.
-            Failed: BASE_TABLE_INVALID for what headers cannot decide (hint: use a live module).
+            Failed: BASE_TABLE_INVALID for malformed files, and where neither way gives a table.
         """
         from adapterd.loader.base_directory import modules_of_directory
 
         return cls.of(modules_of_directory(path), id=id, revision=revision)
-
-
-def invalid(where: str, message: str, hint: str = "") -> AdapterdError:
-    """The error of this room."""
-    return error(Code.BASE_TABLE_INVALID, where, message, hint)
 
 
 def without_experts_inside(found: Mapping[str, BaseModule]) -> Iterator[BaseModule]:
@@ -217,23 +251,6 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _live_module(path: str, module: nn.Module) -> BaseModule | None:
-    from torch import nn
-
-    if path.rpartition(".")[2] == EXPERTS_PART:
-        return BaseModule(stack_path(path), ModuleKind.EXPERTS, 0, 0)
-    if isinstance(module, nn.Embedding):
-        return BaseModule(path, ModuleKind.EMBEDDING, module.num_embeddings, module.embedding_dim)
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-        rows, columns = cast("torch.Tensor", module.weight).shape
-        return BaseModule(path, ModuleKind.CONV1D, int(rows), int(columns))
-    widths = getattr(module, "in_features", None), getattr(module, "out_features", None)
-    leaf = next(module.children(), None) is None
-    if leaf and isinstance(widths[0], int) and isinstance(widths[1], int):
-        return BaseModule(path, ModuleKind.LINEAR, widths[0], widths[1])
-    return None
-
-
 def stack_path(path: str) -> str:
     """Mixtral's stack moved from `block_sparse_moe` to `mlp` in transformers 5; files keep the old name."""
     return path.replace(".block_sparse_moe.", ".mlp.")
@@ -249,8 +266,8 @@ def _modules(values: list[object]) -> Iterator[BaseModule]:
     shape = {"path": str, "kind": str, "in_features": int, "out_features": int}
     for i, value in enumerate(values):
         where = f"modules[{i}]"
-        f = _fields(value, where, shape)
-        if not 0 < len(f["path"]) <= MAX_PATH_LENGTH or not f["path"].isprintable():
+        f = fields(value, where, shape)
+        if not is_module_path(f["path"]):
             raise invalid(f"{where}.path", "is not a module path")
         if f["kind"] not in kinds:
             raise invalid(f"{where}.kind", f"is {f['kind'][:40]!r}, known are {', '.join(kinds)}")
@@ -259,38 +276,3 @@ def _modules(values: list[object]) -> Iterator[BaseModule]:
             if not lowest <= f[name] < MAX_FEATURES:
                 raise invalid(f"{where}.{name}", f"{f[name]} is out of range")
         yield BaseModule(f["path"], kinds[f["kind"]], f["in_features"], f["out_features"])
-
-
-def _fields(value: object, where: str, wanted: Mapping[str, type]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(where, f"must be an object, not {type(value).__name__}")
-    for name in sorted(map(str, value.keys() - wanted.keys())):
-        raise invalid(f"{where}.{shown(name, 40)}", "unknown field")
-    for name, kind in wanted.items():
-        if name not in value:
-            raise invalid(f"{where}.{name}", "is missing")
-        if type(value[name]) is not kind:  # bool is an int to isinstance
-            raise invalid(f"{where}.{name}", f"must be {kind.__name__}, not {type(value[name]).__name__}")
-    return value
-
-
-def read_file(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes. Raises NotFound (PATH_NOT_FOUND), or Failed (BASE_TABLE_INVALID) for more."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as e:
-        raise error(Code.PATH_NOT_FOUND, str(path), f"cannot be read: {e.strerror or e}") from e
-    if len(data) > limit:
-        raise invalid(path.name, f"is larger than {limit} bytes")
-    return data
-
-
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object, each name once. Raises Failed (BASE_TABLE_INVALID)."""
-    code = Code.BASE_TABLE_INVALID
-    rules = JsonRules(
-        where, max_bytes=len(data), max_depth=MAX_JSON_DEPTH, max_values=MAX_JSON_VALUES,
-        invalid=code, duplicate=code, too_deep=code, too_large=code, too_many=code, bad_number=code,
-    )  # fmt: skip
-    return parse_object(data, rules)

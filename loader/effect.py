@@ -7,7 +7,7 @@ with Aᵀ = Q_A R_A and B = Q_B R_B (Golub & Van Loan, 4th ed., §5.2), ‖BA‖
 nothing and is good to 1e-15·‖A‖‖B‖. Forming BA in tiles would be as exact, but takes in × out × r
 steps that a stranger's file can ask for; this takes (in + out) × r².
 
-Memory: one tile and a few r×r matrices, whatever the widths. Everything is float64.
+Memory: one tile and a few r×r matrices, whatever the widths. Sums are good to 1e-6 of the norm (`gram`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from adapterd.loader.formats.files import FileReader
+from adapterd.loader.gram import DTYPES, GramSum, Matrix, Stored
 from adapterd.loader.manifest import TensorEntry
-
-Matrix = NDArray[np.float64]
-
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-"""What adapters may be stored in, by safetensors' words."""
 
 ZERO_RATIO = 1e-7
 """‖BA‖ at or below this part of ‖A‖‖B‖ is rounding of the factors themselves: a zero effect (ARCHITECTURE.md)."""
@@ -39,13 +29,19 @@ ZERO_RATIO = 1e-7
 CANCEL_RATIO = 1e-3
 """Below it the trace is not trusted: its relative error is 2⁻⁵³·‖A‖²‖B‖²/‖BA‖² times a small factor."""
 
+NORM_ROUNDING = 3e-7
+"""A norm that float32 sums may have changed by more than this is summed again in float64."""
+
 SMALLEST = float(np.finfo(np.float32).smallest_normal)
 """The engine accumulates in float32: a scaled delta whose norm is below this one does nothing there."""
 
 TILE_VALUES = 1 << 20
-"""Values of one tile: 8 MiB in float64."""
+"""Values of one tile of A, 4 MiB at most: its columns lie apart, so it is read whole where it can be."""
 
-NORM_DIGITS = 9
+TILE_BYTES = 1 << 18
+"""Of one tile of B, which is read at once: small enough to stay in a core's cache until it is summed."""
+
+NORM_DIGITS = 8
 """Digits kept of a norm. The order of a BLAS sum varies between machines; the manifest should not."""
 
 
@@ -60,21 +56,37 @@ class NotFinite:
     value: str
 
 
+class Zero(StrEnum):
+    """Why a module has no effect."""
+
+    B = "lora_B is zero"
+    A = "lora_A is zero"
+    SCALING = "the scaling is zero"
+    PRODUCT = "B · A is zero though neither factor is"
+    TINY = "scaling · B · A is too small for float32"
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What one module's pair does.
 
     Attributes:
-        norm: ‖scaling · B A‖_F; 0.0 if `zero`.
-        zero: no effect at all, or none that float32 can hold.
+        norm: ‖scaling · B A‖_F; 0.0 without effect. Always finite: three float32 fit a float64.
+        cause: why there is no effect at all, or none that float32 can hold; None where there is one.
         ratio: ‖BA‖ / (‖A‖‖B‖), 0 if either is zero. 1/√r or so for independent factors.
         largest: the largest magnitude in A and B.
+        gain: root mean square of the output for inputs of mean square one: ‖scaling · B A‖_F / √out.
     """
 
     norm: float
-    zero: bool
+    cause: Zero | None
     ratio: float
     largest: float
+    gain: float
+
+    @property
+    def zero(self) -> bool:
+        return self.cause is not None
 
 
 def measure(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float) -> Effect | NotFinite:
@@ -95,16 +107,37 @@ def measure(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float) 
     if b.shape[1] != rank:
         raise ValueError(f"A has rank {rank}, B {b.shape[1]}")
     with np.errstate(all="ignore"):  # infinities are counted, not warned of
-        sums = _Sums(rank), _Sums(rank)
-        for total, tensor, tiles in ((sums[0], a, _tiles_of_a), (sums[1], b, _tiles_of_b)):
-            for tile in tiles(reader, tensor):
-                if not np.isfinite(tile).all():
-                    return _not_finite(reader, tensor)
-                total.add(tile)
-        return _effect(reader, a, b, scaling, sums)
+        sums = _sums(reader, a, b, exact=False)
+        if not isinstance(sums, NotFinite) and _rounding(*sums) > NORM_ROUNDING:
+            sums = _sums(reader, a, b, exact=True)
+        return sums if isinstance(sums, NotFinite) else _effect(reader, a, b, scaling, sums)
 
 
-def _effect(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float, sums: tuple[_Sums, _Sums]) -> Effect:
+def _sums(reader: FileReader, a: TensorEntry, b: TensorEntry, *, exact: bool) -> tuple[GramSum, GramSum] | NotFinite:
+    rank = a.shape[0]
+    sums = GramSum(rank, exact=exact), GramSum(rank, exact=exact)
+    for total, tensor, tiles in ((sums[0], a, _tiles_of_a), (sums[1], b, _tiles_of_b)):
+        for tile in tiles(reader, tensor):
+            if not total.add(tile):
+                return _not_finite(reader, tensor)
+    return sums
+
+
+def _rounding(a: GramSum, b: GramSum) -> float:
+    """Relative error of ‖BA‖ from sums that were not in float64: the trace's, from errors of its terms that are
+    independent of each other, and half of that for the root."""
+    if not a.rounding and not b.rounding:
+        return 0.0
+    norms_a, norms_b = (np.sqrt(np.diag(s.gram)) for s in (a, b))
+    terms = a.rounding * np.outer(norms_a, norms_a) * b.gram, b.rounding * np.outer(norms_b, norms_b) * a.gram
+    trace = float((a.gram * b.gram).sum())
+    error = math.hypot(*(float(np.linalg.norm(t)) for t in terms))
+    return math.inf if error and trace <= 0 else error / (2 * trace) if trace else 0.0
+
+
+def _effect(
+    reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float, sums: tuple[GramSum, GramSum]
+) -> Effect:
     norm_a, norm_b = sums[0].norm, sums[1].norm
     bound = norm_a * norm_b
     norm = math.sqrt(max(float((sums[0].gram * sums[1].gram).sum()), 0.0))
@@ -112,26 +145,22 @@ def _effect(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float, 
         norm = _norm_by_triangles(reader, a, b)
     ratio = norm / bound if bound else 0.0
     scaled = abs(scaling) * norm
-    zero = ratio <= ZERO_RATIO or scaled < SMALLEST
-    kept = 0.0 if zero else float(f"{scaled:.{NORM_DIGITS - 1}e}")
-    return Effect(kept, zero, ratio, max(sums[0].largest, sums[1].largest))
+    cause = _cause(sums, scaling, ratio, scaled)
+    kept = float(f"{scaled:.{NORM_DIGITS - 1}e}") if cause is None else 0.0
+    return Effect(kept, cause, ratio, max(sums[0].largest, sums[1].largest), kept / math.sqrt(b.shape[0]))
 
 
-class _Sums:
-    """The Gram matrix [r, r] of a factor's rank directions and its largest magnitude, summed tile by tile."""
-
-    def __init__(self, rank: int) -> None:
-        self.gram: Matrix = np.zeros((rank, rank))
-        self.largest = 0.0
-
-    def add(self, tile: Matrix) -> None:
-        """`tile` is [n, r]."""
-        self.gram += tile.T @ tile
-        self.largest = max(self.largest, float(np.abs(tile).max(initial=0.0)))
-
-    @property
-    def norm(self) -> float:
-        return math.sqrt(float(np.trace(self.gram)))
+def _cause(sums: tuple[GramSum, GramSum], scaling: float, ratio: float, scaled: float) -> Zero | None:
+    """The plainest reason first: a B that is all zero is what PEFT starts from."""
+    if sums[1].largest == 0.0:
+        return Zero.B
+    if sums[0].largest == 0.0:
+        return Zero.A
+    if scaling == 0.0:
+        return Zero.SCALING
+    if ratio <= ZERO_RATIO:
+        return Zero.PRODUCT
+    return Zero.TINY if scaled < SMALLEST else None
 
 
 def _norm_by_triangles(reader: FileReader, a: TensorEntry, b: TensorEntry) -> float:
@@ -140,26 +169,26 @@ def _norm_by_triangles(reader: FileReader, a: TensorEntry, b: TensorEntry) -> fl
     return float(np.linalg.norm(triangle_b @ triangle_a.T))
 
 
-def _triangle(tiles: Iterator[Matrix], rank: int) -> Matrix:
+def _triangle(tiles: Iterator[Stored], rank: int) -> Matrix:
     """R of the QR factorisation of all tiles one above the other, taken in one at a time."""
     triangle: Matrix = np.zeros((0, rank))
     for tile in tiles:
-        triangle = np.asarray(np.linalg.qr(np.concatenate((triangle, tile)), mode="r"))
+        triangle = np.asarray(np.linalg.qr(np.concatenate((triangle, tile.astype(np.float64))), mode="r"))
     return triangle
 
 
-def _tiles_of_b(reader: FileReader, b: TensorEntry) -> Iterator[Matrix]:
+def _tiles_of_b(reader: FileReader, b: TensorEntry) -> Iterator[Stored]:
     """B [out, r] in tiles [n, r]: rows lie one after the other, so a tile is one read."""
     out, rank = b.shape
     dtype = DTYPES[b.dtype]
-    step = max(TILE_VALUES // rank, 1)
+    step = max(min(TILE_VALUES, TILE_BYTES // dtype.itemsize) // rank, 1)
     for row in range(0, out, step):
         rows = min(step, out - row)
         data = reader.read_at(b.begin + row * rank * dtype.itemsize, rows * rank * dtype.itemsize)
-        yield np.frombuffer(data, dtype).reshape(rows, rank).astype(np.float64)
+        yield np.frombuffer(data, dtype).reshape(rows, rank)
 
 
-def _tiles_of_a(reader: FileReader, a: TensorEntry) -> Iterator[Matrix]:
+def _tiles_of_a(reader: FileReader, a: TensorEntry) -> Iterator[Stored]:
     """Aᵀ [in, r] in tiles [n, r]: one read if all of A [r, in] is a tile, else one for each row of A."""
     rank, width = a.shape
     dtype = DTYPES[a.dtype]
@@ -171,7 +200,14 @@ def _tiles_of_a(reader: FileReader, a: TensorEntry) -> Iterator[Matrix]:
         else:
             starts = (a.begin + (row * width + column) * dtype.itemsize for row in range(rank))
             data = b"".join(reader.read_at(start, columns * dtype.itemsize) for start in starts)
-        yield np.frombuffer(data, dtype).reshape(rank, columns).T.astype(np.float64)
+        yield np.frombuffer(data, dtype).reshape(rank, columns).T
+
+
+def not_finite(reader: FileReader, tensor: TensorEntry) -> NotFinite | None:
+    """The values of a two-dimensional tensor that are no numbers, or None if all are."""
+    with np.errstate(all="ignore"):
+        found = _not_finite(reader, tensor)
+    return found if found.count else None
 
 
 def _not_finite(reader: FileReader, tensor: TensorEntry) -> NotFinite:

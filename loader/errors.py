@@ -155,6 +155,7 @@ class Code(StrEnum):
     # Appended later; the order of the enum means nothing
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
     BASE_NOT_REGISTERED = "BASE_NOT_REGISTERED"
+    FILE_CHANGED = "FILE_CHANGED"
 
 
 @dataclass(frozen=True, slots=True)

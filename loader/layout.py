@@ -81,7 +81,8 @@ def block_rows(module: ModuleEntry, dtype: Dtype, page_bytes: int = PAGE_BYTES) 
     if _aligned(row_bytes) > page_bytes:
         raise error(
             Code.QUOTA_EXCEEDED, module.name,
-            f"one rank row takes {row_bytes} bytes, a page holds {page_bytes}", "Use larger pages.",
+            f"one rank row takes {row_bytes} bytes as {dtype}, a page holds {page_bytes}",
+            "Give the cache larger pages (page_bytes), or a dtype of two bytes.",
         )  # fmt: skip
     for rows in BLOCK_ROWS:
         if rows * row_bytes <= page_bytes // 2:
@@ -117,27 +118,38 @@ def _cut(manifest: Manifest, dtype: Dtype, page_bytes: int) -> Iterator[tuple[in
 
 
 def _first_fit(sizes: list[int], page_bytes: int) -> tuple[list[tuple[int, int]], int]:
-    """(page, offset) of each size, and the number of pages.
-
-    Only pages that still have room for the smallest block are looked at, so that the work is bounded by
-    blocks × open pages and not by blocks × pages.
-    """
+    """(page, offset) of each size, largest first, and the number of pages."""
     places = [(0, 0)] * len(sizes)
-    smallest = min(sizes, default=0)
-    open_pages: list[list[int]] = []  # [page, used bytes]
-    n_pages = 0
+    pages = _OpenPages(len(sizes), page_bytes)
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        size = sizes[index]
-        found = next((p for p in open_pages if p[1] + size <= page_bytes), None)
-        if found is None:
-            found = [n_pages, 0]
-            n_pages += 1
-            open_pages.append(found)
-        places[index] = (found[0], found[1])
-        found[1] += size
-        if found[1] + smallest > page_bytes:
-            open_pages.remove(found)
-    return places, n_pages
+        places[index] = pages.take(sizes[index])
+    return places, max((page + 1 for page, _ in places), default=0)
+
+
+class _OpenPages:
+    """Pages that fill up; `take` finds the first with room in logarithmic time.
+
+    A stranger chooses the shapes, and looking at every page for every block took minutes for the worst of
+    them. Each node of this binary tree knows the most room that a page below it has; the leaves are the pages.
+    """
+
+    def __init__(self, most: int, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._leaves = 1 << max(most - 1, 0).bit_length()
+        self._room = [page_bytes] * (2 * self._leaves)
+
+    def take(self, nbytes: int) -> tuple[int, int]:
+        """(page, offset) of `nbytes` that are now used."""
+        room, node = self._room, 1
+        while node < self._leaves:
+            node *= 2
+            node += room[node] < nbytes
+        page, offset = node - self._leaves, self._page_bytes - room[node]
+        room[node] -= nbytes
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+        return page, offset
 
 
 def _aligned(nbytes: int) -> int:

@@ -29,6 +29,7 @@ class Limits:
         max_files: files in a package.
         max_archive_entries: entries in a zip or tar.
         max_unpacked_bytes: what an archive may unpack to.
+        max_unpack_ratio: unpacked bytes per packed one; deflate reaches 1032, trained values 1.1, a zero B 2.
         max_total_bytes: a version's stored files together.
         max_signature_bytes: `model.sig`; the payload of an OMS bundle is capped at 1 MiB, base64 adds a third.
         allowed_target_modules: last name parts that may be adapted, or None for any.
@@ -46,6 +47,7 @@ class Limits:
     max_files: int = 64
     max_archive_entries: int = 1000
     max_unpacked_bytes: int = 16 << 30
+    max_unpack_ratio: int = 200
     max_total_bytes: int = 16 << 30
     max_signature_bytes: int = 2 * MIB
     allowed_target_modules: tuple[str, ...] | None = None

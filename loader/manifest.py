@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from adapterd.loader.base_alternatives import PRIMARY
 from adapterd.loader.identity import BasePin, FileEntry, canonical_json, sha256_hex, version_digest
 
 MANIFEST_TYPE = "adapterd.manifest/1"
@@ -93,11 +94,20 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One version. `files` is sorted by the bytes of path and leaves out `model.sig`; modules are sorted by name."""
+    """One version.
+
+    Attributes:
+        base: the base it is for.
+        modules: sorted by name.
+        files: sorted by the bytes of path, without `model.sig`.
+        naming: in which of the base's tables the adapter's tensors and config are written. The modules' names
+            here are the base's own in any case.
+    """
 
     base: BasePin
     modules: tuple[ModuleEntry, ...]
     files: tuple[FileEntry, ...]
+    naming: str = PRIMARY
 
     @property
     def version_digest(self) -> str:
@@ -126,6 +136,7 @@ class Manifest:
             "type": MANIFEST_TYPE,
             "version_digest": self.version_digest,
             "base": self.base.as_json(),
+            "naming": self.naming,
             "modules": [m.as_json() for m in self.modules],
             "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
             "total_bytes": self.total_bytes,
@@ -138,12 +149,18 @@ class Manifest:
             BasePin.from_json(f["base"]),
             tuple(ModuleEntry.from_json(m) for m in f["modules"]),
             tuple(FileEntry(e["path"], e["sha256"], e["size"]) for e in f["files"]),
+            f.get("naming", PRIMARY),
         )
 
     @property
     def digest(self) -> str:
-        """The manifest digest of the admission statement: SHA-256 over everything but `delta_norm`."""
+        """The manifest digest of the admission statement: SHA-256 over everything but `delta_norm`.
+
+        A primary naming is left out: it is what a manifest without the word means.
+        """
         body = self.as_json()
+        if self.naming == PRIMARY:
+            del body["naming"]
         for module in body["modules"]:
             del module["delta_norm"]
         return sha256_hex(canonical_json(body))

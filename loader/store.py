@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -95,7 +96,8 @@ class VerifiedStore:
 
         Args:
             base: of the model that is served; another pin than the version's is a refusal.
-            progress: called with the number of bytes fetched or hashed since the last call.
+            progress: called with the number of bytes fetched or hashed since the last call, 0 while another
+                thread or process has the version or the source is being asked. What it raises gives up.
             recheck: hash all bytes again and repeat the content checks (finite, effect).
 
         Raises:
@@ -106,14 +108,16 @@ class VerifiedStore:
         check_pin(resolved.base, base.pin)
         watch = progress or _no_progress
         loading = _Loading(self, resolved, source, base, progress=watch, recheck=recheck)
-        with narrowed(self._folder.root), self._folder.locked(loading.name):
+        with narrowed(self._folder.root), self._folder.locked(loading.name, partial(watch, 0)):
             return loading.from_disk() or loading.from_source()
 
-    def discard(self, key: VersionKey) -> None:
-        """Forget a version, for instance after CHUNK_MISMATCH; the next `ensure` fetches it again."""
-        name = key.path_digest()
-        with narrowed(self._folder.root), self._folder.locked(name):
-            self._folder.discard(name)
+    def doubt(self, key: VersionKey) -> None:
+        """After CHUNK_MISMATCH, say: the next `ensure` hashes the copy, and replaces it if it does not hold.
+
+        It is not removed here: another process may have replaced it meanwhile, or be reading it.
+        """
+        with narrowed(self._folder.root):
+            self._folder.unmark(key.path_digest())
 
 
 def check_pin(version: BasePin, served: BasePin) -> None:
@@ -217,7 +221,11 @@ class _Loading:
 
     def _fetch_evidence(self) -> Evidence:
         source = self._origin.source
-        return Evidence(source.statement(self._resolved), source.signature(self._resolved))
+        statement = source.statement(self._resolved)
+        self._progress(0)
+        evidence = Evidence(statement, source.signature(self._resolved))
+        self._progress(0)
+        return evidence
 
     def _verify(self, evidence: Evidence) -> TrustedVersion:
         r = self._resolved

@@ -17,10 +17,12 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import sha256_hex
@@ -33,6 +35,8 @@ INCOMING_PREFIX = ".incoming-"
 _LOCKS = ".locks"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MAX_MARK_BYTES = 65_536
+LOCK_LOOK_SECONDS = 0.02
+"""How often a version's lock is tried while another thread or process has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +117,17 @@ class StoreFolder:
         return Entry(self.root / key)
 
     @contextmanager
-    def locked(self, key: str) -> Iterator[None]:
-        """Wait for, then hold, the version's lock. The kernel drops it when the process dies."""
+    def locked(self, key: str, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Wait for, then hold, the version's lock. The kernel drops it when the process dies.
+
+        Args:
+            waiting: called again and again while somebody else has the lock; may raise to give up. The
+                other may hang in a download for as long as it likes.
+        """
         with (self.root / _LOCKS / key).open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _try_lock(file):
+                waiting()
+                time.sleep(LOCK_LOOK_SECONDS)
             yield
 
     @contextmanager
@@ -125,7 +136,8 @@ class StoreFolder:
         entry = Entry(self.root / f"{INCOMING_PREFIX}{key}")
         _remove(entry.path)
         try:
-            entry.package.mkdir(parents=True, mode=0o700)
+            for folder in (entry.path, entry.package):  # not its parents: the store may have gone meanwhile
+                folder.mkdir(mode=0o700)
             yield entry
         finally:
             _remove(entry.path)
@@ -140,18 +152,22 @@ class StoreFolder:
         fsync_folder(self.root)
         return kept
 
-    def discard(self, key: str) -> None:
-        """Remove a version; the mark goes first, so that a crash in between leaves an unmarked one."""
+    def unmark(self, key: str) -> None:
+        """Have a version hashed anew by whoever opens it next. Needs no lock: a lost mark costs a hash."""
         self.entry(key).mark_path.unlink(missing_ok=True)
+
+    def discard(self, key: str) -> None:
+        """Remove a version. Needs the lock. The mark goes first, so that a crash in between leaves an unmarked one."""
+        self.unmark(key)
         _remove(self.entry(key).path)
 
     def _sweep(self) -> None:
         """Remove what a crash left behind, but nothing that another process is filling right now."""
         for left in self.root.glob(f"{INCOMING_PREFIX}*"):
             key = left.name.removeprefix(INCOMING_PREFIX)
-            with (self.root / _LOCKS / key).open("wb") as file, suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(left)
+            with (self.root / _LOCKS / key).open("wb") as file:
+                if _try_lock(file):
+                    _remove(left)
 
 
 @contextmanager
@@ -169,6 +185,14 @@ def narrowed(path: Path) -> Iterator[None]:
         raise error(Code.STORAGE_UNAVAILABLE, where, f"the store cannot be used: {e.strerror or e}") from e
 
 
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def fsync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -181,11 +205,15 @@ def fsync_folder(path: Path) -> None:
 def _write_file(target: Path, data: bytes) -> None:
     """The whole file or the old one, durable; the caller holds the lock, so one temporary name will do."""
     temporary = target.with_name(f".{target.name}.new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_folder(target.parent)
 
 

@@ -75,7 +75,7 @@ class _Ended(Exception):
 def running_server(data_dir: Path, port: int) -> Iterator[Server]:
     """Start the server over `data_dir`, and stop it at the end."""
     log = data_dir / "server.log"
-    words = [sys.executable, "-m", "adapterd.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    words = [sys.executable, "-m", "adapterd.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(words, env=environment(data_dir), stdout=output, stderr=subprocess.STDOUT)  # noqa: S603
     try:

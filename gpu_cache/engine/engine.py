@@ -27,12 +27,12 @@ class LoRAEngine(Generic[LeaseT]):
 
     Wrapping is by forward hook: the base's modules, weights and own forward stay as they are, and nothing
     is merged into them (I20). Outside a step a wrapped layer is the base's layer alone, for warm-up and
-    for other work with the same model. Inside a step, base rows keep their bits (I18), and every wrapped
-    layer must see exactly the step's rows (I24). Deltas are accumulated in IEEE fp32 (fp64 where a layer
-    gives fp64) and rounded once, to the layer's output dtype.
+    for other work with the same model; so is a copy or pickle of the model at any time. Inside a step,
+    base rows keep their bits (I18), and every wrapped layer must see exactly the step's rows (I24). Deltas
+    are accumulated in IEEE fp32 (fp64 where a layer gives fp64) and rounded once, to the layer's output dtype.
 
-    **What is wrapped.** By default every linear and Conv1D of the base's table that the model has, or
-    that `stacked` finds inside a fused linear, except
+    **What is wrapped.** The model must have every module of the base's table with its widths, or inside a
+    fused linear that `stacked` names (`bind.check_table`). By default every linear and Conv1D is wrapped, except
 
     * the output head, and whatever else sees other rows than the layer stack: the model's
       `get_output_embeddings()`, modules outside its `base_model_prefix` (a classifier), and modules with a
@@ -193,6 +193,7 @@ class Step(Generic[LeaseT]):
         self._engine = engine
         self._rows = rows
         self._begun: tuple[Ticket, RunningStep] | None = None
+        self._over = False
         self._receipt: Receipt | None = None
 
     @property
@@ -209,8 +210,9 @@ class Step(Generic[LeaseT]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if self._begun is None:
-            raise RuntimeError("the step was never entered")
+        if self._begun is None or self._over:
+            raise RuntimeError("the step is not open: it was never entered, or it has ended")
+        self._over = True
         ticket, running = self._begun
         self._engine._end(ticket)
         if kind is None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from adapterd.gpu_cache.engine.bind import check_table
+from adapterd.gpu_cache.engine.widths import live_widths
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, error
 
@@ -59,9 +61,9 @@ def find_sites(
     """The linears to wrap, in the model's order. See `LoRAEngine` for the rules.
 
     Raises:
-        Failed: BASE_TABLE_INVALID if the table and the model have no linear in common, or a fused linear
+        Failed: BASE_TABLE_INVALID if the model is not the table's (`bind.check_table`), or a fused linear
             lacks some of its parts in the table.
-        Refused: SHAPE_MISMATCH naming the module whose live widths differ from the table's.
+        Refused: SHAPE_MISMATCH naming the fused linear whose parts do not add up to it.
         ValueError: a name in `stacked` or `targets` that fits nothing.
     """
     sites = list(_all_sites(model, base, stacked))
@@ -70,6 +72,7 @@ def find_sites(
             Code.BASE_TABLE_INVALID, base.id, "the model has none of the linears of this base's module table",
             "Make the table from this very model: BaseSpec.from_module(model, id=…, revision=…).",
         )  # fmt: skip
+    check_table(model, base, {part.path for site in sites for part in site.slices})
     sites = list(_unshared(sites))
     if targets is None:
         return tuple(site for site in sites if not _is_head(site.path, model))
@@ -92,23 +95,10 @@ def _all_sites(model: nn.Module, base: BaseSpec, stacked: Mapping[str, Sequence[
         raise ValueError(f"stacked names no linear of the model: {', '.join(sorted(unused))}")
 
 
-def live_widths(module: nn.Module) -> tuple[int, int] | None:
-    """(in_features, out_features) of a linear or a transformers Conv1D, None for anything else."""
-    widths = getattr(module, "in_features", None), getattr(module, "out_features", None)
-    if isinstance(widths[0], int) and isinstance(widths[1], int):
-        return widths[0], widths[1]
-    weight = getattr(module, "weight", None)
-    if isinstance(getattr(module, "nf", None), int) and weight is not None and weight.dim() == 2:
-        return int(weight.shape[0]), int(weight.shape[1])
-    return None
-
-
 def _plain_slice(path: str, widths: tuple[int, int], base: BaseSpec) -> tuple[Slice, ...]:
     entry = base.module(path)
-    if entry is None or entry.kind not in SERVED_KINDS:
+    if entry is None or entry.kind not in SERVED_KINDS or (entry.in_features, entry.out_features) != widths:
         return ()
-    if (entry.in_features, entry.out_features) != widths:
-        raise _shape_mismatch(path, widths, (entry.in_features, entry.out_features))
     return (Slice(path, 0, widths[1]),)
 
 

@@ -108,10 +108,17 @@ class RunningStep:
 
 
 class CurrentStep:
-    """Which step is in force on an engine's layers: none, or one."""
+    """Which step is in force on an engine's layers: none, or one.
+
+    Hooks are copied and pickled with the model they are on. The copy's are in no step, now or later: it is
+    the base alone, and does not carry the arena with it.
+    """
 
     def __init__(self) -> None:
         self.running: RunningStep | None = None
+
+    def __reduce__(self) -> tuple[type[CurrentStep], tuple[()]]:
+        return CurrentStep, ()
 
 
 class LayerHook:

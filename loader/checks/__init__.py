@@ -5,7 +5,7 @@ tensors), `base_name`, `fit` (modules, shapes, ranks), `coverage` (config agains
 `content` (hashes, values). `examination` is the order itself.
 """
 
-from adapterd.loader.checks.examination import examine, examine_directory
+from adapterd.loader.checks.examination import examine, examine_path
 from adapterd.loader.checks.findings import ALLOWABLE, MAX_PROBLEMS, Verdict
 
-__all__ = ["ALLOWABLE", "MAX_PROBLEMS", "Verdict", "examine", "examine_directory"]
+__all__ = ["ALLOWABLE", "MAX_PROBLEMS", "Verdict", "examine", "examine_path"]

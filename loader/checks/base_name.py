@@ -17,6 +17,10 @@ from adapterd.loader.formats.text import shown
 
 _NAME = "base_model_name_or_path"
 _HINT = "Upload it for the base it was trained on, or correct the field."
+_STATE_IT = (
+    "It is stated with --base ID@REV, and the admission records it. To say it in the file as well, train with "
+    'from_pretrained(ID, revision="{0}"), or write "revision": "{0}" into adapter_config.json.'
+)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _CACHE_PREFIX = "models--"
 # Words that re-uploads hang on a base's name, between '-', '_' or '.'; the weak ones do not stand alone.
@@ -100,7 +104,8 @@ def _revision_problems(found: str | None, wanted: str) -> Iterator[Problem]:
         return
     code, hint = Code.BASE_REVISION_MISMATCH, "The base is taken as the uploader names it."
     if found is None:
-        yield warn(code, "revision", "the config does not say which revision it was trained on", hint)
+        message = f"null: the config does not say which revision it was trained on; taken is the named one, {wanted}"
+        yield warn(code, "revision", message, _STATE_IT.format(wanted))
     elif any(kind.fullmatch(found) and kind.fullmatch(wanted) for kind in (_COMMIT, _FILES)):
         yield reject(code, "revision", f"trained on {found}, the base is at {wanted}", _HINT)
     else:

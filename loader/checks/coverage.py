@@ -6,6 +6,7 @@ PEFT, and a covered module without tensors would be left as it is: both are refu
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
@@ -16,6 +17,10 @@ from adapterd.loader.formats.peft_config import PeftConfig
 from adapterd.loader.formats.targets import Targets
 from adapterd.loader.formats.tensor_names import PREFIX
 from adapterd.loader.formats.text import shown
+
+NEAR_ENTRIES = 3
+"""So many dead entries get near names; the rest is the same story."""
+MAX_COMPARED = 64
 
 _CLASSIFIERS = frozenset({"SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"})
 
@@ -69,8 +74,19 @@ def _dead_entries(targets: Targets, base: BaseSpec) -> Iterator[Problem]:
         return
     left = several(map(shown, sorted(alive)))
     message = f"nothing in the base is called {several(map(shown, dead))}; what is left is {left}"
-    hint = "Names are compared with their case and at dots. Nothing was trained there."
+    hint = f"{_near(dead, base)}Names are compared with their case and at dots. Nothing was trained there."
     yield warn(Code.CONFIG_TENSOR_DISAGREE, f"target_modules.{shown(dead[0])}", message, hint)
+
+
+def _near(dead: list[str], base: BaseSpec) -> str:
+    """What the entries may have meant: last parts of the base's names, without case first."""
+    kinds = sorted({m.path.rpartition(".")[2] for m in base.modules if m.kind in SERVED})
+    folded = {kind.lower(): kind for kind in kinds}
+    near: dict[str, None] = {}
+    for entry in dead[:NEAR_ENTRIES]:
+        last = entry.rpartition(".")[2][:MAX_COMPARED].lower()
+        near |= dict.fromkeys(folded[f] for f in difflib.get_close_matches(last, folded, n=2))
+    return f"Did you mean {', '.join(near)}? " if near else ""
 
 
 def _fan_in_fan_out(config: PeftConfig, adapted: list[BaseModule]) -> Iterator[Problem]:

@@ -18,13 +18,16 @@ from typing import Any
 
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks.base_name import base_problems
-from adapterd.loader.checks.content import hash_problems, read_content
+from adapterd.loader.checks.content import hash_problems, judge_content, start_measuring
 from adapterd.loader.checks.coverage import coverage_problems
+from adapterd.loader.checks.crew import Crew
 from adapterd.loader.checks.findings import Findings, Verdict
-from adapterd.loader.checks.fit import module_problems, shape_problems
+from adapterd.loader.checks.fit import shape_problems
+from adapterd.loader.checks.naming import Naming, bind, naming_problems
 from adapterd.loader.checks.pairs import Pair, pair_up
 from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, reject
-from adapterd.loader.formats.files import DirectoryPackage, FileReader, Package, file_entries, read_all
+from adapterd.loader.formats.archives import open_package
+from adapterd.loader.formats.files import FileReader, Package, file_entries, read_all
 from adapterd.loader.formats.library_check import agree_with_library
 from adapterd.loader.formats.package import judge_package
 from adapterd.loader.formats.peft_config import PeftConfig, parse_config
@@ -77,15 +80,15 @@ def examine(
     return findings.verdict(manifest)
 
 
-def examine_directory(path: Path, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Verdict:
-    """`examine` of a folder; `options` are those of `examine`.
+def examine_path(path: Path, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Verdict:
+    """`examine` of a folder or an archive; `options` are those of `examine`.
 
     Raises:
-        NotFound: PATH_NOT_FOUND for a folder that cannot be read. Everything else is in the verdict.
+        NotFound: PATH_NOT_FOUND for what cannot be read. Everything else is in the verdict.
     """
     findings = Findings()
     try:
-        opened = DirectoryPackage.open_dir(path, limits)
+        opened = open_package(path, limits)
     except NotFound:
         raise
     except AdapterdError as refusal:
@@ -102,6 +105,7 @@ class _Structure:
     stored: tuple[str, ...]
     weights: FileReader
     pairs: tuple[Pair, ...]
+    naming: Naming
     scalings: Mapping[str, Effective]
 
 
@@ -124,12 +128,12 @@ class _Examination:
         pairs = self._tensors(weights)
         if self.findings.rejected:
             return None
-        scalings = self._fit(config, pairs, silent="revision" not in json.loads(data))
-        return None if self.findings.rejected else _Structure(stored, weights, pairs, scalings)
+        naming = bind([p.module for p in pairs], self.base)
+        scalings = self._fit(config, pairs, naming, silent="revision" not in json.loads(data))
+        return None if self.findings.rejected else _Structure(stored, weights, pairs, naming, scalings)
 
     def _names(self) -> tuple[str, ...]:
-        sizes = {n: 0 if n.endswith("/") else self.package.open(n).size for n in self.package.names()}
-        contents = judge_package(sizes, self.limits)
+        contents = judge_package(self.package.sizes(), self.limits)
         self.findings.add(*contents.problems)
         return contents.stored
 
@@ -140,15 +144,17 @@ class _Examination:
         self.findings.add(*_quota_problems(pairs, self.limits))
         return pairs
 
-    def _fit(self, config: PeftConfig, pairs: Sequence[Pair], *, silent: bool) -> Mapping[str, Effective]:
-        """Each step asks only if the ones before it passed."""
+    def _fit(
+        self, config: PeftConfig, pairs: Sequence[Pair], naming: Naming, *, silent: bool
+    ) -> Mapping[str, Effective]:
+        """Each step asks only if the ones before it passed. Config and tensors are read in the adapter's naming."""
         scalings = effective(config, [p.module for p in pairs])
         steps: tuple[Callable[[], Iterable[Problem]], ...] = (
             lambda: base_problems(config, self.base, silent=silent),
-            lambda: module_problems(pairs, self.base, self.limits),
+            lambda: naming_problems(pairs, naming, self.base, self.limits),
             lambda: scaling_problems(scalings),
-            lambda: shape_problems(pairs, self.base, scalings.by_module, self.limits),
-            lambda: coverage_problems(config, [p.module for p in pairs], self.base),
+            lambda: shape_problems(pairs, naming.base, scalings.by_module, self.limits),
+            lambda: coverage_problems(config, [p.module for p in pairs], naming.base),
         )
         for step in steps:
             self.findings.add(*step())
@@ -165,18 +171,29 @@ class _Examination:
         *,
         values: bool,
     ) -> Manifest | None:
-        """Hashes, then values; the manifest if all holds."""
-        entries = file_entries(self.package, found.stored, progress) if files is None else _given(files, found.stored)
-        self.findings.add(*hash_problems(self.package, entries, declared))
-        if self.findings.rejected:
-            return None
+        """Hashes beside values, judged one after the other; the manifest if all holds."""
         norms: Mapping[str, float] = {}
-        if values:
-            content = read_content(found.weights, found.pairs, found.scalings)
-            self.findings.add(*content.problems)
-            norms = content.norms
-        modules = tuple(_entry(pair, found.scalings[pair.module], norms) for pair in found.pairs)
-        return Manifest(self.base.pin, modules, tuple(f for f in entries if f.path != SIGNATURE_FILE))
+        with Crew(found.weights.size if values else 0) as crew:
+            hashing = crew.call(lambda: self._entries(found.stored, files, progress))
+            measured = start_measuring(crew, found.weights, found.pairs, found.scalings) if values else None
+            entries = hashing()
+            self.findings.add(*hash_problems(self.package, entries, declared))
+            if self.findings.rejected:
+                return None
+            if measured is not None:
+                content = judge_content(found.weights, found.pairs, measured)
+                self.findings.add(*content.problems)
+                norms = content.norms
+        path = found.naming.path
+        modules = [_entry(p, path(p.module), found.scalings[p.module], norms.get(p.module)) for p in found.pairs]
+        modules.sort(key=lambda entry: entry.name)
+        content_files = tuple(f for f in entries if f.path != SIGNATURE_FILE)
+        return Manifest(self.base.pin, tuple(modules), content_files, found.naming.name)
+
+    def _entries(
+        self, stored: tuple[str, ...], files: tuple[FileEntry, ...] | None, progress: Progress | None
+    ) -> tuple[FileEntry, ...]:
+        return file_entries(self.package, stored, progress) if files is None else _given(files, stored)
 
 
 def _quota_problems(pairs: Sequence[Pair], limits: Limits) -> Iterable[Problem]:
@@ -195,11 +212,11 @@ def _given(files: Iterable[FileEntry], stored: Sequence[str]) -> tuple[FileEntry
     return tuple(known[name] for name in stored)
 
 
-def _entry(pair: Pair, scale: Effective, norms: Mapping[str, float]) -> ModuleEntry:
+def _entry(pair: Pair, path: str, scale: Effective, norm: float | None) -> ModuleEntry:
     # F32 holds every value of the two narrower ones.
     dtype = pair.a.dtype if pair.a.dtype == pair.b.dtype else "F32"
     return ModuleEntry(
-        name=pair.module,
+        name=path,
         rank=scale.rank,
         alpha=scale.alpha,
         scaling=scale.scaling,
@@ -208,5 +225,5 @@ def _entry(pair: Pair, scale: Effective, norms: Mapping[str, float]) -> ModuleEn
         out_features=pair.b.shape[0],
         a=pair.a,
         b=pair.b,
-        delta_norm=norms.get(pair.module),
+        delta_norm=norm,
     )

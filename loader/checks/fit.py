@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
+from types import MappingProxyType
 
 from adapterd.loader.base_model import EXPERTS_PART, BaseModule, BaseSpec, ModuleKind, stack_path
 from adapterd.loader.checks.findings import several
 from adapterd.loader.checks.pairs import Pair
-from adapterd.loader.effect import DTYPES
 from adapterd.loader.errors import Code, Problem, reject, warn
 from adapterd.loader.formats.text import shown
+from adapterd.loader.gram import DTYPES
 from adapterd.loader.identity import WEIGHTS_FILE
 from adapterd.loader.limits import Limits
 from adapterd.loader.manifest import TensorEntry
@@ -22,18 +23,27 @@ NEAR_SEARCHES = 3
 NEAR_CANDIDATES = 64
 NEAR_SHOWN = 3
 
+_OTHER_BASE = "Upload it for the base it was trained on: another size of the model has other widths."
+_ONE_STATE = "A and B are of two trainings, or the file was put together by hand: save the adapter again."
+
 SERVED = (ModuleKind.LINEAR, ModuleKind.CONV1D)
 
 
-def module_problems(pairs: Iterable[Pair], base: BaseSpec, limits: Limits) -> Iterator[Problem]:
+def module_problems(
+    pairs: Iterable[Pair], base: BaseSpec, limits: Limits, own: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Problem]:
     """Modules that the base has not, that are not served, or that a policy forbids.
 
     One problem for all layers in which the same is wrong, about the first of them.
+
+    Args:
+        own: name in `base` → the base's own path, where `base` is written in another naming: a policy
+            speaks of the base's own modules, and another name makes no head a common linear.
     """
-    heads = head_paths(base)
+    heads = head_paths(base, own)
     groups: dict[tuple[Code, str], list[tuple[Pair, Problem]]] = {}
     for pair in pairs:
-        if problem := _module_problem(pair, base, heads, limits):
+        if problem := _module_problem(pair, base, heads, limits, own):
             groups.setdefault((problem.code, _without_numbers(pair.module)), []).append((pair, problem))
     for i, group in enumerate(groups.values()):
         pair, first = group[0]
@@ -43,7 +53,9 @@ def module_problems(pairs: Iterable[Pair], base: BaseSpec, limits: Limits) -> It
         yield replace(first, message=first.message + more)
 
 
-def _module_problem(pair: Pair, base: BaseSpec, heads: Set[str], limits: Limits) -> Problem | None:
+def _module_problem(
+    pair: Pair, base: BaseSpec, heads: Set[str], limits: Limits, own: Mapping[str, str]
+) -> Problem | None:
     module = base.module(pair.module)
     where = shown(pair.module)
     if stack := _stack_of(pair.module, base):
@@ -56,7 +68,7 @@ def _module_problem(pair: Pair, base: BaseSpec, heads: Set[str], limits: Limits)
         return reject(Code.UNSUPPORTED_FEATURE, where, message)
     if pair.module in heads:
         return reject(Code.UNSUPPORTED_FEATURE, where, "adapters of the output head are not served")
-    if not _allowed(pair.module, limits):
+    if not _allowed(own.get(pair.module, pair.module), limits):
         allowed = several(limits.allowed_target_modules or (), 12)
         return reject(Code.TARGET_NOT_ALLOWED, where, f"may not be adapted here; allowed are {allowed}")
     return None
@@ -66,13 +78,15 @@ def _without_numbers(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
-def head_paths(base: BaseSpec) -> frozenset[str]:
+def head_paths(base: BaseSpec, own: Mapping[str, str] = MappingProxyType({})) -> frozenset[str]:
     """Linears from hidden size to vocabulary: the transpose of an embedding, outside all numbered layers."""
     tables = {(m.out_features, m.in_features) for m in base.modules if m.kind is ModuleKind.EMBEDDING}
     return frozenset(
         m.path
         for m in base.modules
-        if m.kind is ModuleKind.LINEAR and (m.in_features, m.out_features) in tables and not _numbered(m.path)
+        if m.kind is ModuleKind.LINEAR
+        and (m.in_features, m.out_features) in tables
+        and not _numbered(own.get(m.path, m.path))
     )
 
 
@@ -110,6 +124,12 @@ def near_modules(pair: Pair, base: BaseSpec) -> list[str]:
     wanted = pair.module.lower()
     close = {path: difflib.SequenceMatcher(None, wanted, path.lower()).ratio() for path in candidates}
     return sorted(close, key=lambda path: (-close[path], path))[:NEAR_SHOWN]
+
+
+def near_names(path: str, base: BaseSpec) -> list[str]:
+    """Up to three served modules whose paths end like `path`, where no shapes are at hand."""
+    close = _same_ending(path, [m for m in base.modules if m.kind in SERVED])
+    return sorted(close)[:NEAR_SHOWN]
 
 
 def _fits(pair: Pair, module: BaseModule) -> bool:
@@ -151,7 +171,7 @@ def _width_problems(pair: Pair, module: BaseModule) -> Iterator[Problem]:
         if len(tensor.shape) != 2 or tensor.shape[axis] != wanted:
             message = f"has shape {list(tensor.shape)}, {module.path} wants {wanted_shape}"
             turned = len(tensor.shape) == 2 and tensor.shape[1 - axis] == wanted
-            hint = "It fits when transposed: was it converted from another tool's format?" if turned else ""
+            hint = "It fits when transposed: was it converted from another tool's format?" if turned else _OTHER_BASE
             yield reject(Code.SHAPE_MISMATCH, shown(tensor.name), message, hint)
 
 
@@ -159,9 +179,10 @@ def _rank_problems(pair: Pair, scalings: Mapping[str, Effective], limits: Limits
     rank, other, wanted = pair.a.shape[0], pair.b.shape[1], scalings[pair.module].rank
     where = shown(pair.a.name)
     if rank != other:
-        yield reject(Code.RANK_MISMATCH, where, f"has rank {rank}, its lora_B has {other}")
+        yield reject(Code.RANK_MISMATCH, where, f"has rank {rank}, its lora_B has {other}", _ONE_STATE)
     elif rank != wanted:
-        yield reject(Code.RANK_MISMATCH, where, f"has rank {rank}, the config says {wanted}")
+        hint = f"Are config and tensors of one training? If rank {rank} was trained, say so in r or rank_pattern."
+        yield reject(Code.RANK_MISMATCH, where, f"has rank {rank}, the config says {wanted}", hint)
     elif rank > limits.max_rank:
         yield reject(Code.RANK_TOO_LARGE, where, f"has rank {rank}, at most {limits.max_rank} are served")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from adapterd.loader.checks.findings import Findings
+from adapterd.loader.checks.findings import Findings, several
 from adapterd.loader.errors import Code, Problem, reject
 from adapterd.loader.formats.tensor_names import (
     PREFIX,
@@ -65,7 +65,8 @@ def _key_problems(keys: Iterable[TensorKey], halves: Iterable[tuple[str, str]]) 
         found.setdefault(kind, []).append(problem)
     for problems in found.values():
         first = problems[0]
-        more = f" ({len(problems)} such tensors)" if len(problems) > 1 else ""
+        names = several((p.where for p in problems[1:]), 3)
+        more = f" ({len(problems)} such tensors: this one, {names})" if len(problems) > 1 else ""
         yield replace(first, message=first.message + more)
 
 
@@ -84,7 +85,8 @@ def _half_problems(modules: Iterable[str], halves: Iterable[tuple[str, str]]) ->
         for side, other in (("A", "B"), ("B", "A")):
             if (module, side) not in there:
                 name = f"{PREFIX}{module}.lora_{side}.weight"
-                yield reject(Code.MISSING_TENSOR, shown(name), f"is missing; lora_{other} of this module is there")
+                message = f"is missing; lora_{other} of this module is there"
+                yield reject(Code.MISSING_TENSOR, shown(name), message, "Save the whole adapter again.")
 
 
 def _empty() -> Problem:

@@ -6,9 +6,12 @@ that follows (hash, header, values) reads from that one descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -55,8 +58,8 @@ class DirectoryPackage:
         self._opened: dict[str, DescriptorReader] = {}
 
     @classmethod
-    def open_dir(cls, path: Path, limits: Limits) -> Self:
-        """List all that lies below `path`.
+    def open_dir(cls, path: Path, limits: Limits, only: Collection[str] | None = None) -> Self:
+        """List all that lies below `path`, or just the files of the names `only` that are there.
 
         Raises:
             NotFound: PATH_NOT_FOUND where `path` is no readable folder.
@@ -64,7 +67,7 @@ class DirectoryPackage:
         """
         root = _open_root(path)
         try:
-            sizes = _listed(root, limits)
+            sizes = _listed(root, limits, only)
         except BaseException:
             os.close(root)
             raise
@@ -104,10 +107,27 @@ class DirectoryPackage:
         self.close()
 
 
-def _listed(root: int, limits: Limits) -> dict[str, int]:
+def names_in(path: Path, limits: Limits) -> tuple[list[str], bool]:
+    """Names at the top of a folder, and whether there are more than an adapter may have; nothing is opened.
+
+    Raises:
+        NotFound: PATH_NOT_FOUND where `path` is no readable folder.
+    """
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in islice(entries, limits.max_archive_entries + 1)]
+    except OSError as failure:
+        raise unreadable(str(path), failure) from None
+    return sorted(names[: limits.max_archive_entries], key=os.fsencode), len(names) > limits.max_archive_entries
+
+
+def _listed(root: int, limits: Limits, only: Collection[str] | None) -> dict[str, int]:
     scan = _Scan(limits.max_archive_entries)
     try:
-        scan.walk(root, "", 1)
+        if only is None:
+            scan.walk(root, "", 1)
+        else:
+            scan.pick(root, only)
     except OSError as failure:  # a file that went away while the folder was read
         raise unreadable("the folder", failure) from None
     if scan.problems:
@@ -124,14 +144,26 @@ class _Scan:
         self._left = max_entries
 
     def walk(self, folder: int, prefix: str, depth: int) -> None:
-        for name in sorted(os.listdir(folder), key=os.fsencode):
-            self._left -= 1
-            if self._left < 0:
-                raise error(
-                    Code.ARCHIVE_TOO_MANY_ENTRIES, shown(prefix or "."), "too many files for an adapter",
-                    "Upload a folder with only the adapter's own files.",
-                )  # fmt: skip
+        for name in self._names(folder, prefix):
             self._visit(folder, name, prefix + name, depth)
+
+    def pick(self, folder: int, names: Collection[str]) -> None:
+        """Just these names of one folder; what else is there is not looked at."""
+        for name in sorted(names, key=os.fsencode):
+            with contextlib.suppress(FileNotFoundError):
+                self._visit(folder, name, name, MAX_FOLDER_DEPTH)
+
+    def _names(self, folder: int, prefix: str) -> list[str]:
+        """The folder's names, sorted; of a folder with a million, no more are read than may be there."""
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, self._left + 1)]
+        self._left -= len(names)
+        if self._left < 0:
+            raise error(
+                Code.ARCHIVE_TOO_MANY_ENTRIES, shown(prefix or "."), "too many files for an adapter",
+                "Upload a folder with only the adapter's own files.",
+            )  # fmt: skip
+        return sorted(names, key=os.fsencode)
 
     def _visit(self, folder: int, name: str, full: str, depth: int) -> None:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -17,11 +17,16 @@ from adapterd.loader.formats.text import shown
 
 # A longer integer is in no field of either format; int() is quadratic in the digits.
 MAX_NUMBER_DIGITS = 64
+# Nor so long a fraction, which would be copied a few times before it is read.
+MAX_FRACTION_DIGITS = 1024
 
 # An unclosed string counts to the end of the text, so that no byte is looked at twice.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_SHAPE = bytes(b for b in range(256) if b not in b"[]{},")
 _OPENING = frozenset(b"[{")
+# Integers that Python's parser would take, or take otherwise than others do.
+_ODD_INTEGER = re.compile(rb"\d{%d}|-0(?![.eE])" % MAX_NUMBER_DIGITS)
+_ENDLESS_NUMBER = re.compile(rb"\d{%d}" % (MAX_FRACTION_DIGITS + 1))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -56,20 +61,41 @@ def parse_object(data: bytes, rules: JsonRules) -> dict[str, Any]:
     """
     if len(data) > rules.max_bytes:
         raise error(rules.too_large, rules.where, f"{len(data)} bytes of JSON, at most {rules.max_bytes} are read")
-    _check_shape(data, rules)
-    value = _loads(_decode(data, rules), rules)
+    form = _form(data, rules)
+    value = _loads(_decode(data, rules), form, rules)
     if not isinstance(value, dict):
         raise error(rules.invalid, rules.where, f"the JSON is a {type(value).__name__}, not an object")
     return value
 
 
-def _check_shape(data: bytes, rules: JsonRules) -> None:
-    """Depth and number of values, from the brackets and commas outside strings."""
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the text outside its strings tells before it is parsed.
+
+    Attributes:
+        members: of all objects together, if it is JSON: each is written with one colon.
+        odd: an integer is there that is read in two ways, or is very long.
+    """
+
+    members: int
+    odd: bool
+
+
+def _form(data: bytes, rules: JsonRules) -> _Form:
+    """Raises Refused for too many values, too deep a nesting or an endless number."""
     # Four unescaped quotes a value at most, a key's and a string's; counted before strings are looked for.
     quotes = data.count(b'"') - data.count(b'\\"')
     if quotes > 4 * rules.max_values:
         raise error(rules.too_many, rules.where, f"{quotes} quotes, more than any JSON that is read can hold")
-    shape = _STRING.sub(b"", data).translate(None, _NOT_SHAPE)
+    bare = _STRING.sub(b"", data)
+    _check_shape(bare.translate(None, _NOT_SHAPE), rules)
+    if _ENDLESS_NUMBER.search(bare):
+        raise error(rules.bad_number, rules.where, f"a number of more than {MAX_FRACTION_DIGITS} digits")
+    return _Form(bare.count(b":"), _ODD_INTEGER.search(bare) is not None)
+
+
+def _check_shape(shape: bytes, rules: JsonRules) -> None:
+    """Depth and number of values, from the brackets and commas outside strings."""
     brackets = shape.translate(None, b",")
     # Each value is the first of its container, or follows a comma.
     values = len(shape) - len(brackets) + brackets.count(b"{") + brackets.count(b"[")
@@ -89,29 +115,21 @@ def _decode(data: bytes, rules: JsonRules) -> str:
         raise error(rules.invalid, rules.where, f"not UTF-8: byte {bad.start} cannot be decoded") from None
 
 
-def _loads(text: str, rules: JsonRules) -> Any:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields = dict(items)
-        if len(fields) != len(items):
-            _refuse_duplicate(items, rules)
+def _loads(text: str, form: _Form, rules: JsonRules) -> Any:
+    """Parsed by C code alone where it says nothing that is read in two ways, which is most of the time."""
+    members: list[int] = []
+
+    def counted(fields: dict[str, Any]) -> dict[str, Any]:
+        members.append(len(fields))
         return fields
 
-    def integer(digits: str) -> int:
-        if len(digits) > MAX_NUMBER_DIGITS:
-            raise error(rules.bad_number, rules.where, f"a number of {len(digits)} digits")
-        return int(digits)
-
-    def real(digits: str) -> float:
-        number = float(digits) if len(digits) <= 1024 else math.inf
-        if not math.isfinite(number):
-            raise error(rules.bad_number, rules.where, f"the number {shown(digits, 40)} is out of range")
-        return number
-
-    def constant(name: str) -> NoReturn:
-        raise error(rules.bad_number, rules.where, f"{name} is no JSON number")
-
     try:
-        value = json.loads(text, object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant)
+        if form.odd:
+            value = _loads_slowly(text, rules)
+        else:
+            value = json.loads(text, object_hook=counted, **_number_hooks(rules))
+            if sum(members) != form.members:  # a key came twice
+                value = _loads_slowly(text, rules)
     except json.JSONDecodeError as bad:
         raise error(rules.invalid, rules.where, f"not JSON: {bad.msg} at character {bad.pos}") from None
     except RecursionError:  # bounded above; a caller who is deep in its own stack gets an answer, too
@@ -119,6 +137,37 @@ def _loads(text: str, rules: JsonRules) -> Any:
     if _SURROGATE.search(text):
         _check_surrogates(value, rules)
     return value
+
+
+def _loads_slowly(text: str, rules: JsonRules) -> Any:
+    """As `json.loads`, with a look at every integer and every object."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(items)
+        if len(fields) != len(items):
+            _refuse_duplicate(items, rules)
+        return fields
+
+    def integer(digits: str) -> int | float:
+        if len(digits) > MAX_NUMBER_DIGITS:
+            raise error(rules.bad_number, rules.where, f"a number of {len(digits)} digits")
+        # Python reads -0 as the integer 0; serde_json, and so the safetensors library, as a fraction.
+        return -0.0 if digits == "-0" else int(digits)
+
+    return json.loads(text, object_pairs_hook=pairs, parse_int=integer, **_number_hooks(rules))
+
+
+def _number_hooks(rules: JsonRules) -> dict[str, Any]:
+    def real(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):
+            raise error(rules.bad_number, rules.where, f"the number {shown(digits, 40)} is out of range")
+        return number
+
+    def constant(name: str) -> NoReturn:
+        raise error(rules.bad_number, rules.where, f"{name} is no JSON number")
+
+    return {"parse_float": real, "parse_constant": constant}
 
 
 def _refuse_duplicate(items: list[tuple[str, Any]], rules: JsonRules) -> NoReturn:

@@ -8,17 +8,25 @@ dangerous or ambiguous is refused by name, what is merely not needed is left out
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from adapterd.loader.errors import Code, Problem, reject, warn
+from adapterd.loader.formats.leftovers import (
+    EXPORT,
+    ONLY_PACKAGE,
+    TWO_FILES,
+    is_copy,
+    pickle_hint,
+    pickle_words,
+    second_weights_words,
+    way_out,
+)
+from adapterd.loader.formats.names import folded, name_problem
 from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import CONFIG_FILE, SIGNATURE_FILE, WEIGHTS_FILE
 from adapterd.loader.limits import Limits
-
-MAX_NAME_BYTES = 255
 
 # Stored as they are, never interpreted.
 HARMLESS_FILES = frozenset({
@@ -36,11 +44,12 @@ _CODE = frozenset({
 _ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".whl"})
 _OTHER_WEIGHTS = frozenset({".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".tflite", ".pb", ".nemo"})
 
+# What a Mac puts beside the files of an archive.
+MAC_FOLDER = "__MACOSX"
+
 _SHARD = re.compile(r".*-\d+-of-\d+\.safetensors|.*\.safetensors\.index\.json")
 _MLX = re.compile(r"(\d+_)?adapters\.safetensors")
 _DIFFUSERS = re.compile(r"pytorch_lora_weights(_\w+)?\.safetensors")
-
-TWO_FILES = f"Upload a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, as PEFT's save_pretrained writes them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +59,13 @@ class Contents:
     Attributes:
         stored: names to store and to sign, sorted by their bytes; `model.sig` among them where it is there.
         left_out: names that are not read and not stored; each has its warning.
+        refused: names that a package must not have; each has its refusal.
         problems: refusals first.
     """
 
     stored: tuple[str, ...]
     left_out: tuple[str, ...]
+    refused: tuple[str, ...]
     problems: tuple[Problem, ...]
 
     @property
@@ -73,9 +84,16 @@ def judge_package(sizes: Mapping[str, int], limits: Limits) -> Contents:
     problems += _missing(sizes, problems)
     stored = tuple(name for name, problem in kinds.items() if problem is None)
     left_out = tuple(name for name, problem in kinds.items() if problem is not None and problem.severity == "warn")
+    refused = tuple(name for name, problem in kinds.items() if problem is not None and problem.severity == "reject")
     problems += _too_large({name: sizes[name] for name in stored}, limits)
     problems.sort(key=lambda p: p.severity != "reject")
-    return Contents(stored, left_out, tuple(problems))
+    return Contents(stored, left_out, refused, tuple(problems))
+
+
+def separable(contents: Contents, limits: Limits) -> bool:
+    """Whether the folder holds one whole package beside what is refused: it can be sent without the rest."""
+    alone = judge_package(dict.fromkeys(contents.stored, 0), limits)
+    return bool(contents.refused) and alone.ok
 
 
 def _name_bytes(name: str) -> bytes:
@@ -83,21 +101,7 @@ def _name_bytes(name: str) -> bytes:
 
 
 def _bad_names(names: Iterable[str]) -> list[Problem]:
-    return [
-        reject(
-            Code.ARCHIVE_PATH if _leaves(name) else Code.ARCHIVE_BAD_NAME,
-            shown(name),
-            "not a file's name",
-            TWO_FILES,
-        )
-        for name in names
-        if _leaves(name) or not name.isprintable() or len(_name_bytes(name)) > MAX_NAME_BYTES
-    ]
-
-
-def _leaves(name: str) -> bool:
-    """Whether some system would look for the name outside of the package."""
-    return "\\" in name or ":" in name or name.startswith("/") or ".." in name.split("/")
+    return [problem for name in names if (problem := name_problem(name)) is not None]
 
 
 def _collisions(names: Iterable[str]) -> list[Problem]:
@@ -105,16 +109,10 @@ def _collisions(names: Iterable[str]) -> list[Problem]:
     seen: dict[str, str] = {}
     found: list[Problem] = []
     for name in names:
-        folded = unicodedata.normalize("NFC", name).casefold()
-        if folded in seen:
-            found.append(
-                reject(
-                    Code.ARCHIVE_DUPLICATE,
-                    shown(name),
-                    f"the same name as {shown(seen[folded])!r} on some systems",
-                )
-            )
-        seen.setdefault(folded, name)
+        first = seen.setdefault(folded(name), name)
+        if first != name:
+            message = f"the same name as {shown(first)!r} on some systems"
+            found.append(reject(Code.ARCHIVE_DUPLICATE, shown(name), message))
     return found
 
 
@@ -123,24 +121,21 @@ def _judge(name: str, names: Mapping[str, int]) -> Problem | None:
     if name in STORED_FILES:
         return None
     path = PurePosixPath(name)
-    return _dangerous(name, path) or _weights(name, path, names) or _surplus(name, path)
+    return _dangerous(name, path, names) or _weights(name, path, names) or _surplus(name, path, names)
 
 
-def _dangerous(name: str, path: PurePosixPath) -> Problem | None:
+def _dangerous(name: str, path: PurePosixPath, names: Mapping[str, int]) -> Problem | None:
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
-        return reject(
-            Code.FORBIDDEN_FILE, shown(name), "may be a pickle, which runs code when opened; it is not",
-            TWO_FILES,
-        )  # fmt: skip
+        return reject(Code.FORBIDDEN_FILE, shown(name), pickle_words(path), pickle_hint(path, names))
     if suffix in _CODE:
-        return reject(Code.FORBIDDEN_FILE, shown(name), "is a program; an adapter brings none", TWO_FILES)
+        return reject(Code.FORBIDDEN_FILE, shown(name), "is a program; an adapter brings none", way_out(names))
     if suffix in _ARCHIVES:
         return reject(
             Code.UNEXPECTED_FILE,
             shown(name),
             "is an archive inside the package; it is not unpacked",
-            TWO_FILES,
+            way_out(names),
         )
     return None
 
@@ -153,14 +148,16 @@ def _weights(name: str, path: PurePosixPath, names: Mapping[str, int]) -> Proble
         message = "the weights are cut into shards; one file is wanted"
         return reject(Code.SHARDED_UNSUPPORTED, where, message, "Save with a larger max_shard_size.")
     if tool := _other_tool(path, names):
-        return reject(Code.UNKNOWN_FORMAT, where, f"is {tool}, not PEFT's format", TWO_FILES)
+        return reject(Code.UNKNOWN_FORMAT, where, f"is {tool}, not PEFT's format", EXPORT)
     if not is_weights and path.name.casefold() != CONFIG_FILE:
         return None
     if WEIGHTS_FILE in names and (is_weights or nested):
-        message = f"beside {WEIGHTS_FILE}: which of the two is the adapter?"
-        return reject(Code.AMBIGUOUS_WEIGHTS, where, message, "Upload one adapter at a time; remove this file.")
+        hint = ONLY_PACKAGE if CONFIG_FILE in names else "Upload one adapter at a time; remove this file."
+        return reject(Code.AMBIGUOUS_WEIGHTS, where, second_weights_words(path), hint)
     message = "lies in a sub-folder" if nested else f"is not the name that is read; {_wanted(path)} is"
     hint = f"Upload the folder {shown(path.parent)!r} itself." if nested else TWO_FILES
+    if is_copy(path) and not nested:
+        hint = f"By its name it is a copy. If it is the adapter, rename it to {_wanted(path)}."
     return reject(Code.UNEXPECTED_FILE, where, message, hint)
 
 
@@ -181,12 +178,13 @@ def _wanted(path: PurePosixPath) -> str:
     return WEIGHTS_FILE if path.suffix.casefold() == ".safetensors" else CONFIG_FILE
 
 
-def _surplus(name: str, path: PurePosixPath) -> Problem:
+def _surplus(name: str, path: PurePosixPath, names: Mapping[str, int]) -> Problem:
     where = shown(name)
-    if path.parts[0].startswith("."):
+    top = name.split("/", maxsplit=1)[0]
+    if top.startswith(".") or top == MAC_FOLDER:
         return warn(Code.UNEXPECTED_FILE, where, "is hidden and not part of the adapter; it is left out")
     if name.endswith("/") or len(path.parts) > 1:
-        return reject(Code.UNEXPECTED_FILE, where, "lies in a sub-folder; a package is flat", TWO_FILES)
+        return reject(Code.UNEXPECTED_FILE, where, "lies in a sub-folder; a package is flat", way_out(names))
     return warn(Code.UNEXPECTED_FILE, where, "is not needed to serve the adapter; it is left out")
 
 

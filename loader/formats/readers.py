@@ -34,6 +34,10 @@ class Package(Protocol):
         """All names, sorted by their bytes."""
         ...
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes per name, a folder's being 0; nothing is opened for it."""
+        ...
+
     def open(self, name: str) -> FileReader:
         """Raises KeyError for a name that is not there."""
         ...
@@ -51,6 +55,7 @@ class DescriptorReader:
         self._descriptor = descriptor
         self._name = name
         self._size = found.st_size
+        self._modified = found.st_mtime_ns
 
     @property
     def size(self) -> int:
@@ -68,10 +73,15 @@ class DescriptorReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read(self, offset: int, length: int) -> bytes:
+        """What was written into the file since it was opened is never mixed with what was read before."""
         try:
-            return os.pread(self._descriptor, length, offset)
+            part = os.pread(self._descriptor, length, offset)
+            found = os.fstat(self._descriptor)
         except OSError as failure:
             raise unreadable(self._name, failure) from None
+        if part and (found.st_size, found.st_mtime_ns) != (self._size, self._modified):
+            raise error(Code.FILE_CHANGED, shown(self._name), "changed while it was read", AGAIN)
+        return part
 
     def close(self) -> None:
         """Nothing can be read afterwards."""

@@ -36,6 +36,7 @@ MAX_COUNT = 2**63 - 1
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 METADATA = "__metadata__"
 _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
+_INTEGERS = frozenset({int})  # a bool is another type
 
 # What else is found under the name of a tensor file, and the first bytes that give it away.
 _LFS = ("a Git LFS pointer", "Fetch the file itself (git lfs pull) and try again.")
@@ -122,6 +123,7 @@ def parse_header(start: bytes, file_size: int, limits: Limits) -> Header:
     """
     span = check_length(start[:LENGTH_BYTES], file_size, limits)
     text = start[LENGTH_BYTES:span]
+    del start  # a header may be large, and one copy will do
     if not text.startswith(b"{"):
         raise error(Code.ST_HEADER_INVALID, WEIGHTS_FILE, f"the header begins with {shown(text[:8])}, not with '{{'")
     fields = parse_object(text, _rules(limits))
@@ -207,7 +209,7 @@ def _info_fields(info: object, name: str) -> tuple[str, tuple[int, ...], object]
     dtype, shape = info["dtype"], info["shape"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         _fail(Code.ST_BAD_DTYPE, name, f"unknown dtype {shown(dtype, 40)!r}")
-    if not isinstance(shape, list) or any(type(d) is not int or d < 0 for d in shape):
+    if not isinstance(shape, list) or not _INTEGERS.issuperset(map(type, shape)) or min(shape, default=0) < 0:
         _fail(Code.ST_BAD_SHAPE, name, f"the shape {shown(shape, 60)} is not a list of counts")
     return dtype, tuple(shape), info["data_offsets"]
 
@@ -228,7 +230,7 @@ def _nbytes(dtype: str, shape: tuple[int, ...], name: str, limits: Limits) -> in
 
 
 def _offsets(offsets: object, name: str) -> tuple[int, int]:
-    if not isinstance(offsets, list) or len(offsets) != 2 or any(type(o) is not int for o in offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not _INTEGERS.issuperset(map(type, offsets)):
         _fail(Code.ST_OFFSET_RANGE, name, f"data_offsets are two integers, not {shown(offsets, 60)}")
     begin, end = offsets
     if not 0 <= begin <= end <= MAX_COUNT:

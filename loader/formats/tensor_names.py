@@ -16,6 +16,30 @@ from adapterd.loader.formats.text import shown
 PREFIX = "base_model.model."
 Side = Literal["A", "B"]
 
+_SAVE_AGAIN = "Save the adapter with PEFT's save_pretrained."
+_CONVERT = f"{_SAVE_AGAIN} Or: `adapterctl convert DIR --base BASE --out DIR2` writes a copy with the right names."
+_TRAIN_WITHOUT = "Train without it, or merge it into a base of its own."
+_EXPORT = "Export it as PEFT safetensors; docs/convert.md says how."
+_HEAD = (
+    "If it was trained, merge the adapter (merge_and_unload, save_pretrained) and register the result as a base. "
+    "If it was not, save again with modules_to_save=None and save_pretrained(DIR, save_embedding_layers=False)."
+)
+# How a feature looks that the config need not mention: PEFT, and people, add such tensors on their own.
+_FEATURE_WORDS = {
+    "modules_to_save": (
+        "a whole head or embedding rides along, which the config does not mention; only A and B are served",
+        _HEAD,
+    ),
+    "bias": (
+        "a bias of the base rides along, which the config does not mention (bias is 'none'); only A and B are served",
+        "If it was trained, merge the adapter into a base of its own; if not, save again with bias='none'.",
+    ),
+    "use_dora": (
+        "a magnitude of DoRA rides along, which the config does not mention; served without it, outputs would differ",
+        "Train with use_dora=False, or merge the adapter into a base of its own.",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
@@ -50,6 +74,7 @@ class UnknownKey:
     name: str
     message: str
     logical: LoraKey | None = None
+    hint: str = _SAVE_AGAIN
 
 
 TensorKey: TypeAlias = LoraKey | FeatureKey | PrefixKey | UnknownKey
@@ -76,7 +101,9 @@ _FEATURES: tuple[tuple[str, str], ...] = (
 # DistilBERT's second layer, which `classifier` takes along), and the embeddings of a resized vocabulary
 # (`EMBEDDING_LAYER_NAMES`).
 _SAVED_WHOLE = frozenset({"score", "classifier", "pre_classifier", "qa_outputs", "lm_head", "embed_tokens", "wte"})
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Parts that torch's wrappers put into names: anywhere, or only in front, where a base may call its own part so.
+INNER_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+OUTER_WRAPPERS = INNER_WRAPPERS | {"module"}
 _WRAPPER_NAMES = {
     "_orig_mod": "torch.compile", "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "activation checkpointing", "module": "DataParallel",
@@ -91,7 +118,7 @@ def classify(name: str) -> TensorKey:
     if path.startswith(PREFIX):
         return PrefixKey(name, f"the prefix {PREFIX!r} stands there twice")
     for segment in path.split("."):
-        if segment in _WRAPPERS:
+        if segment in INNER_WRAPPERS:
             return PrefixKey(name, f"'{segment}' is the wrapper of {_WRAPPER_NAMES[segment]}, not a module of the base")
     return _classify_path(name, path)
 
@@ -125,11 +152,11 @@ def _unknown(name: str, path: str) -> UnknownKey:
     if len(parts) >= 4 and parts[-1] == "weight" and parts[-3] in ("lora_A", "lora_B"):
         side: Side = "A" if parts[-3] == "lora_A" else "B"
         logical = LoraKey(name, ".".join(parts[:-3]), side)
-        return UnknownKey(name, f"the adapter's name {shown(parts[-2], 40)!r} stands in the key", logical)
+        return UnknownKey(name, f"the adapter's name {shown(parts[-2], 40)!r} stands in the key", logical, _CONVERT)
     if parts[-1] in ("lora_A", "lora_B"):
         return UnknownKey(name, f"{parts[-1]} without '.weight' is not how PEFT saves LoRA")
-    if "lora_down" in parts or "lora_up" in parts:
-        return UnknownKey(name, "lora_down and lora_up are the names of Kohya's format, PEFT's are lora_A and lora_B")
+    if foreign := _foreign(name):
+        return foreign
     if parts[-1] == "alpha":
         return UnknownKey(name, "PEFT keeps alpha in adapter_config.json; this tensor would be ignored")
     if parts[-1] == "weight":
@@ -137,7 +164,21 @@ def _unknown(name: str, path: str) -> UnknownKey:
     return UnknownKey(name, "not the name of a LoRA tensor")
 
 
+def _foreign(name: str) -> UnknownKey | None:
+    """The names of other tools, where one knows them."""
+    parts = name.split(".")
+    if parts[-1] in ("lora_a", "lora_b"):
+        message = "lora_a and lora_b are MLX's names; its factors are transposed and its scale is not alpha/r"
+        return UnknownKey(name, message, hint=_EXPORT)
+    if "lora_down" in parts or "lora_up" in parts or parts[0].startswith(("lora_te", "lora_unet")):
+        message = "a name of Kohya's format (lora_down, lora_up, alpha as a tensor); PEFT's are lora_A and lora_B"
+        return UnknownKey(name, message, hint=_EXPORT)
+    return None
+
+
 def _without_prefix(name: str) -> TensorKey:
+    if foreign := _foreign(name):
+        return foreign
     if not any(mark in name for mark in (".lora_A.", ".lora_B.", ".lora_embedding_", ".lora_magnitude_vector")):
         return UnknownKey(name, f"not the name of a LoRA tensor: those start with {PREFIX!r}")
     first = name.partition(".")[0]
@@ -151,11 +192,9 @@ def key_problem(key: FeatureKey | PrefixKey | UnknownKey) -> Problem:
     where = shown(key.name)
     match key:
         case FeatureKey():
-            return reject(
-                Code.UNSUPPORTED_FEATURE, where, f"a tensor of {key.feature}; only plain LoRA is served",
-                "Train without it, or merge it into a base of its own.",
-            )  # fmt: skip
+            plain = f"a tensor of {key.feature}; only plain LoRA is served", _TRAIN_WITHOUT
+            return reject(Code.UNSUPPORTED_FEATURE, where, *_FEATURE_WORDS.get(key.feature, plain))
         case PrefixKey():
-            return reject(Code.KEY_PREFIX, where, key.message, "Save the adapter with PEFT's save_pretrained.")
+            return reject(Code.KEY_PREFIX, where, key.message, _CONVERT)
         case UnknownKey():
-            return reject(Code.UNKNOWN_KEY, where, key.message, "Save the adapter with PEFT's save_pretrained.")
+            return reject(Code.UNKNOWN_KEY, where, key.message, key.hint)

@@ -24,6 +24,8 @@ ATTEMPTS = 4
 LONGEST_WAIT_S = 4.0
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 MAX_ANSWER_BYTES = 1 << 20
+ANSWER_SECONDS = 60.0
+"""For the whole of an answer that is no file: `TIMEOUT` alone lets a byte every 29 seconds go on for ever."""
 
 
 class RegistrySource:
@@ -34,6 +36,7 @@ class RegistrySource:
         token: a worker's or a user's.
         transport: an httpx transport, for tests and proxies.
         sleep: how a retry waits, in seconds.
+        clock: seconds, for `ANSWER_SECONDS`.
 
     Raises:
         Failed: SETTINGS_INVALID if `url` is not an http(s) URL.
@@ -46,8 +49,10 @@ class RegistrySource:
         transport: httpx.BaseTransport | None = None,
         *,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url = _checked_url(url)
+        self._clock = clock
         self._client = httpx.Client(
             base_url=self._url,
             # Bytes as stored, or Range and digests would be about something else.
@@ -128,7 +133,7 @@ class RegistrySource:
     def _ask_once(self, method: str, path: str, most: int, request: dict[str, Any]) -> bytes:
         response = self._open(method, path, **request)
         try:
-            return _bounded(self._stream(response), most)
+            return self._bounded(response, most)
         finally:
             response.close()
 
@@ -139,10 +144,24 @@ class RegistrySource:
         if response.is_success:
             return response
         try:
-            body = b"" if _is_encoded(response) else _bounded(self._stream(response), MAX_ANSWER_BYTES)
+            body = b"" if _is_encoded(response) else self._bounded(response, MAX_ANSWER_BYTES)
         finally:
             response.close()
         raise refusal(response.status_code, body, f"{self._url}{path}")
+
+    def _bounded(self, response: httpx.Response, most: int) -> bytes:
+        """The server is not asked how much will come, or when: it is cut off one byte after `most`, and in time."""
+        found, deadline = bytearray(), self._clock() + ANSWER_SECONDS
+        for block in self._stream(response):
+            found += block
+            if len(found) > most:
+                return bytes(found[: most + 1])
+            if self._clock() > deadline:
+                raise error(
+                    Code.SERVER_UNREACHABLE, self._url, f"no whole answer within {ANSWER_SECONDS:g} s",
+                    "The network or a proxy in between is very slow.",
+                )  # fmt: skip
+        return bytes(found)
 
     def _stream(self, response: httpx.Response) -> Iterator[bytes]:
         if _is_encoded(response):
@@ -187,16 +206,6 @@ def _may_work_later(failure: BaseException) -> bool:
 def _is_encoded(response: httpx.Response) -> bool:
     """A compressed body was not asked for, and might unpack to anything."""
     return bool(response.headers.get("Content-Encoding", "identity") != "identity")
-
-
-def _bounded(blocks: Iterator[bytes], most: int) -> bytes:
-    """The server is not asked how much will come: it is cut off one byte after `most`."""
-    found = bytearray()
-    for block in blocks:
-        found += block
-        if len(found) > most:
-            return bytes(found[: most + 1])
-    return bytes(found)
 
 
 def _check_start(response: httpx.Response, offset: int, url: str) -> None:

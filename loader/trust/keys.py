@@ -155,10 +155,10 @@ class PrivateKey:
         return PublicKey(self._key.public_key(), self.algorithm)
 
     def sign(self, data: bytes) -> bytes:
-        """The signature over `data` (ECDSA: DER form, the curve's own hash)."""
+        """The signature over `data`, the same each time (ECDSA: RFC 6979, DER form, the curve's own hash)."""
         if isinstance(self._key, Ed25519PrivateKey):
             return self._key.sign(data)
-        return self._key.sign(data, ec.ECDSA(_EC[self.algorithm][1]()))
+        return self._key.sign(data, ec.ECDSA(_EC[self.algorithm][1](), deterministic_signing=True))
 
     def __repr__(self) -> str:
         return f"PrivateKey of {self.public!r}"

@@ -60,9 +60,13 @@ class TrustStore:
     A tenant that is not listed needs a publisher signature and has no publisher: all of its versions are
     refused. Changes are made in place; `save` writes them. Law:
     `TrustStore.from_json(t.as_json()) == t`.
+
+    `changes` counts the changes made to this object: what was found trusted before the last of them may no
+    longer be.
     """
 
     def __init__(self) -> None:
+        self.changes = 0
         self._admission: tuple[TrustedKey, ...] = ()
         self._tenants: dict[str, TenantTrust] = {}
 
@@ -102,6 +106,7 @@ class TrustStore:
         if key.algorithm is not Algorithm.ED25519:
             raise error(Code.KEY_UNSUPPORTED, "key", f"admission keys are Ed25519, not {key.algorithm}")
         self._admission = _with_key(self._admission, key, name)
+        self.changes += 1
 
     def add_publisher_key(self, tenant: str, key: PublicKey, name: str = "") -> None:
         """Trust a publisher's packages in one tenant. Adding a listed key changes its name and nothing else.
@@ -114,6 +119,7 @@ class TrustStore:
             raise error(Code.KEY_UNSUPPORTED, "key", f"publisher keys are ECDSA, not {key.algorithm}")
         had = self.tenant(check_name("tenant", tenant))
         self._tenants[tenant] = replace(had, publishers=_with_key(had.publishers, key, name))
+        self.changes += 1
 
     def require_publisher(self, tenant: str, required: bool = True) -> None:
         """Whether this tenant's versions must be signed. A signature that is there is checked in any case.
@@ -122,6 +128,7 @@ class TrustStore:
             Failed: REF_INVALID for a bad tenant name.
         """
         self._tenants[check_name("tenant", tenant)] = replace(self.tenant(tenant), require_publisher=required)
+        self.changes += 1
 
     def revoke_key(self, key_id: str) -> None:
         """Take nothing more that this key signed, in any role and any tenant.
@@ -137,6 +144,7 @@ class TrustStore:
         self._tenants = {
             name: replace(t, publishers=_revoked(t.publishers, key_id)) for name, t in self._tenants.items()
         }
+        self.changes += 1
 
     # --- files
 
@@ -204,6 +212,16 @@ class TrustStore:
             return cls._parsed(parse(data))
         except Malformed as e:
             raise error(Code.TRUST_FILE_INVALID, str(path), str(e)) from e
+
+    def reload(self, path: Path | str) -> None:
+        """Take over what the file says by now. A running worker's way to hear of a revocation.
+
+        Raises as `load`; nothing changes then.
+        """
+        fresh = TrustStore.load(path)
+        if fresh != self:
+            self._admission, self._tenants = fresh._admission, fresh._tenants
+            self.changes += 1
 
     def save(self, path: Path | str) -> None:
         """Write the file whole or not at all, readable by its owner only.

@@ -89,6 +89,8 @@ def _create_tenants() -> None:
         sa.Column("revision", sa.String(length=71), nullable=False),
         sa.Column("module_table_digest", sa.String(length=64), nullable=False),
         sa.Column("module_count", sa.Integer(), nullable=False),
+        sa.Column("alternatives", sa.JSON(), nullable=False),
+        sa.Column("weights_digest", sa.String(length=64), nullable=True),
         sa.Column("table_json", sa.Text(), nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.PrimaryKeyConstraint("id", "revision", name="pk_base_models"),

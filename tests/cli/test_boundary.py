@@ -180,7 +180,7 @@ def test_a_full_disk_under_stdout_is_one_line(tmp_path: Path, base_file: Path, f
 
 def _with_stdout(stdout: int, *words: object) -> tuple[int, str]:
     """Status and stderr of a real process; `stdout` is closed afterwards."""
-    command = [sys.executable, "-m", "adapterd.cli.main", *map(str, words)]
+    command = [sys.executable, "-m", "adapterd.cli", *map(str, words)]
     try:
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -196,3 +197,33 @@ def test_a_broken_memory_is_no_obstacle(tmp_path: Path) -> None:
     for text in ("", "[]", "{", '{"schema": "other"}', '{"schema": "adapterd.upload/1"}'):
         path.write_text(text)
         assert Memory(path).load() is None
+
+
+def test_starting_over_gives_up_the_session_that_was_begun(
+    registry: RunningRegistry, token: str, wire: Wire, package: Path, tmp_path: Path
+) -> None:
+    """It would hold the tenant's room until it expires."""
+    plan, memory = _plan(package, "again"), Memory(tmp_path / "memory.json")
+    wire.before = _fail_once(2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        _send(registry, token, wire, package, plan, memory)
+    with (
+        RegistryClient(registry.url, token, transport=wire) as client,
+        DirectoryPackage.open_dir(package, DEFAULT_LIMITS) as opened,
+    ):
+        begun = client.create_upload("acme", plan.as_json(), str(memory.load()))
+        assert begun.state == "open"
+        assert Uploader(client, plan, opened, memory, lambda _: None).run(resume=False).number == 1
+        with pytest.raises(AdapterdError) as caught:
+            client.upload("acme", begun.id)
+    assert caught.value.code is Code.NOT_FOUND
+
+
+def test_nothing_is_remembered_of_a_session_that_was_not_opened(
+    registry: RunningRegistry, token: str, wire: Wire, package: Path, tmp_path: Path
+) -> None:
+    memory = Memory(tmp_path / "memory.json")
+    foreign = replace(_plan(package, "mine"), tenant="nobody")
+    with pytest.raises(AdapterdError) as caught:
+        _send(registry, token, wire, package, foreign, memory)
+    assert (caught.value.code, memory.load()) == (Code.NOT_FOUND, None)

@@ -34,6 +34,14 @@ class DeviceContract:
         assert (host.dtype, host.numel(), host.device.type) == (torch.uint8, N, "cpu")
         assert int(arena.max()) == 0
 
+    def test_memory_made_in_inference_mode_can_be_written_outside_of_it(self, device: Device) -> None:
+        with torch.inference_mode():
+            arena, host = device.allocate_arena(N), device.allocate_host(N)
+        host.fill_(7)
+        device.copy(device.new_stream(), arena, host)
+        self.finish(device)
+        assert int(arena.min()) == 7
+
     def test_a_copy_has_arrived_when_its_event_is_done(self, device: Device) -> None:
         arena, host = device.allocate_arena(N), device.allocate_host(N)
         host.copy_(torch.arange(N) % 251)

@@ -23,21 +23,41 @@ DEFAULT_CORPUS = HERE.parent.parent / "build" / "corpus"
 
 
 def verdicts(corpus: Corpus) -> Iterator[Outcome]:
-    """Stage 1: `examine` on every good case, and on every bad one that is a folder."""
+    """Stage 1: `examine` on every case."""
     for case in corpus.good():
         yield judge_good(corpus, case)
-    for case in corpus.bad(form="dir"):
+    for case in corpus.bad():
         yield judge_bad(corpus, case)
 
 
+def three_ways(corpus: Corpus) -> Iterable[Outcome]:
+    """Stage 2: every bad case through the loader, the command and the API."""
+    from corpus.three_ways import three_ways as run_it
+
+    return run_it(corpus)
+
+
 def whole_path(corpus: Corpus) -> Iterable[Outcome]:
-    """Stage 2: every good case over HTTP to the forward pass (torch is imported here)."""
+    """Stage 3: every good case over HTTP to the forward pass (torch is imported here)."""
     from corpus.whole_path import whole_path as run_it
 
     return run_it(corpus)
 
 
-STAGES: dict[str, Callable[[Corpus], Iterable[Outcome]]] = {"verdicts": verdicts, "whole-path": whole_path}
+def conversion(corpus: Corpus) -> Iterable[Outcome]:
+    """Stage 4: `convert` on wrong names, and on good adapters whose names were spoilt, up to the forward pass."""
+    from corpus.conversion import bad_names, spoilt_names
+
+    yield from bad_names(corpus)
+    yield from spoilt_names(corpus)
+
+
+STAGES: dict[str, Callable[[Corpus], Iterable[Outcome]]] = {
+    "verdicts": verdicts,
+    "three-ways": three_ways,
+    "whole-path": whole_path,
+    "conversion": conversion,
+}
 
 
 def make_corpus(root: Path) -> None:
@@ -50,15 +70,15 @@ def make_corpus(root: Path) -> None:
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def run(corpus: Corpus, stages: Iterable[str], only: str) -> list[Outcome]:
+def run(corpus: Corpus, stages: Iterable[str]) -> list[Outcome]:
     """All outcomes, with a line of progress for each stage."""
     outcomes: list[Outcome] = []
     for name in stages:
         start = time.monotonic()
-        found = [o for o in STAGES[name](corpus) if only in o.case]
+        found = list(STAGES[name](corpus))
         short = sum(not o.passed for o in found)
         print(
-            f"{name}: {len(found)} cases, {short} fall short, {time.monotonic() - start:.1f} s",
+            f"{name}: {len(found)} outcomes, {short} fall short, {time.monotonic() - start:.1f} s",
             file=sys.stderr,
         )
         outcomes += found
@@ -80,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args(argv)
     make_corpus(arguments.corpus)
-    outcomes = run(Corpus(arguments.corpus), arguments.stage or STAGES, arguments.only)
+    outcomes = run(Corpus(arguments.corpus.resolve(), arguments.only), arguments.stage or STAGES)
     short = [o for o in outcomes if not o.passed]
     print(table(outcomes) if short else f"all {len(outcomes)} outcomes are as they must be")
     return 1 if short or not outcomes else 0

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from adapterd.loader.base_files import read_config
+from adapterd.loader.base_meta import meta_model
 from adapterd.loader.base_model import BaseSpec
 from corpus.run_corpus import make_corpus, run, table
 from corpus.verdicts import CANARY, Corpus, bad_outcome, judge_bad, judge_good
@@ -42,6 +44,8 @@ def test_all_bases_have_one_table_live_and_on_disk(bad_corpus: Corpus) -> None:
         live = BaseSpec.from_module(make_good.build_base(name), id=stored.id, revision=stored.revision)
         assert live == stored, name
         assert live.table_digest == stored.table_digest
+        meta = meta_model(read_config(bad_corpus.base_directory(name)))
+        assert BaseSpec.from_module(meta, id=stored.id, revision=stored.revision) == stored, name
 
 
 def test_tables_are_the_modules_that_transformers_made(bad_corpus: Corpus) -> None:
@@ -57,9 +61,9 @@ def test_tables_are_the_modules_that_transformers_made(bad_corpus: Corpus) -> No
             )
 
 
-def test_every_bad_folder_gets_its_code(bad_corpus: Corpus) -> None:
-    outcomes = [judge_bad(bad_corpus, case) for case in bad_corpus.bad(form="dir")]
-    assert len(outcomes) == 220
+def test_every_bad_case_gets_its_code(bad_corpus: Corpus) -> None:
+    outcomes = [judge_bad(bad_corpus, case) for case in bad_corpus.bad()]
+    assert len(outcomes) == 257
     assert not (short := [o for o in outcomes if not o.passed]), table(short)
     assert CANARY not in os.environ
 
@@ -74,9 +78,9 @@ def test_a_wrong_verdict_falls_short(bad_corpus: Corpus) -> None:
 
 
 def _verdict(corpus: Corpus, path: Path):
-    from adapterd.loader.checks import examine_directory
+    from adapterd.loader.checks import examine_path
 
-    return examine_directory(path, corpus.base("llama"))
+    return examine_path(path, corpus.base("llama"))
 
 
 @pytest.mark.slow
@@ -87,7 +91,17 @@ def test_every_good_case_gets_its_verdict_and_peft_s_scaling(tmp_path: Path) -> 
     outcomes = [judge_good(corpus, case) for case in corpus.good()]
     assert len(outcomes) == 82
     assert not (short := [o for o in outcomes if not o.passed]), table(short)
-    assert all(o.passed for o in run(corpus, ["verdicts"], only="llama_plain"))
+    assert all(o.passed for o in run(Corpus(tmp_path, "llama_plain"), ["verdicts"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", ["zip_", "pkg_", "sem_d"])
+def test_three_ways_give_one_answer(bad_corpus: Corpus, only: str) -> None:
+    from corpus.three_ways import three_ways
+
+    outcomes = list(three_ways(Corpus(bad_corpus.root, only)))
+    assert {o.stage for o in outcomes} >= {"loader", "command", "api", "command = loader", "api = loader", "leftovers"}
+    assert not (short := [o for o in outcomes if not o.passed]), table(short)
 
 
 def test_no_code_of_the_package_knows_a_case(bad_corpus: Corpus) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from adapterd.loader.base_model import BaseSpec
-from adapterd.loader.checks import Verdict, examine_directory
+from adapterd.loader.checks import Verdict, examine_path
+from adapterd.loader.errors import Problem
 from adapterd.loader.limits import Limits
 from adapterd.loader.manifest import Manifest
 
@@ -45,17 +46,23 @@ class Outcome:
 
 
 class Corpus:
-    """The generators' output under `root`."""
+    """The generators' output under `root`; of its cases those whose name has `only` in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, only: str = "") -> None:
         self.root = root
+        self._only = only
         self._bases: dict[str, BaseSpec] = {}
         self._bad = json.loads((root / "bad" / "index.json").read_text())
 
     @property
     def limits(self) -> Limits:
         """What the quota cases are written against."""
-        return Limits.from_json(self._bad["limits"])
+        return Limits.from_json(self.limits_json)
+
+    @property
+    def limits_json(self) -> dict[str, Any]:
+        """The same as `--limits` and a tenant's policy take them."""
+        return dict(self._bad["limits"])
 
     def base_names(self) -> list[str]:
         """Short names of all bases."""
@@ -76,6 +83,8 @@ class Corpus:
     def good(self) -> Iterator[Case]:
         """All good cases."""
         for entry in json.loads((self.root / "good" / "index.json").read_text()):
+            if self._only not in entry["case"]:
+                continue
             folder = self.root / "good" / entry["case"]
             expected = json.loads((folder / "expected.json").read_text())
             yield Case(entry["case"], folder / expected["adapter_path"], expected["base"], expected)
@@ -83,14 +92,14 @@ class Corpus:
     def bad(self, form: str | None = None) -> Iterator[Case]:
         """Bad cases, all or those of one form."""
         for entry in self._bad["cases"]:
-            if form is None or entry["form"] == form:
+            if form in (None, entry["form"]) and self._only in entry["id"]:
                 short = entry["base"].removeprefix("corpus/tiny-")
                 yield Case(entry["id"], self.root / "bad" / entry["path"], short, entry)
 
 
 def judge_good(corpus: Corpus, case: Case) -> Outcome:
     """Verdict, warnings and per-module scaling of a good case."""
-    verdict = examine_directory(case.path, corpus.base(case.base), limits=corpus.limits)
+    verdict = examine_path(case.path, corpus.base(case.base), limits=corpus.limits)
     wanted = str(case.expected["verdict"])
     got = _good_verdict(verdict, wanted, set(case.expected["warn_codes"]))
     if got != wanted:
@@ -124,11 +133,19 @@ def _scaling_differences(manifest: Manifest, expected: list[Mapping[str, Any]]) 
 def judge_bad(corpus: Corpus, case: Case) -> Outcome:
     """A bad case must be refused with its code, or warned of with it; the pickles' canary must stay unset."""
     declared = case.expected.get("declared_sha256", {})
-    verdict = examine_directory(case.path, corpus.base(case.base), limits=corpus.limits, declared_sha256=declared)
+    verdict = examine_path(case.path, corpus.base(case.base), limits=corpus.limits, declared_sha256=declared)
     return bad_outcome("verdicts", case, verdict)
 
 
-def bad_outcome(stage: str, case: Case, verdict: Verdict) -> Outcome:
+@dataclass(frozen=True)
+class Answer:
+    """A verdict as it came over a surface: problems, and the manifest's JSON."""
+
+    problems: tuple[Problem, ...]
+    manifest: Mapping[str, Any] | None
+
+
+def bad_outcome(stage: str, case: Case, verdict: Verdict | Answer) -> Outcome:
     """Whether `verdict` is what the index wants; for a reject, the first problem is the one that counts."""
     codes = {case.expected["code"], *case.expected["also"]}
     wanted = f"{case.expected['verdict']} {' | '.join(sorted(codes))}"
@@ -142,6 +159,6 @@ def bad_outcome(stage: str, case: Case, verdict: Verdict) -> Outcome:
     return Outcome(stage, case.name, passed and CANARY not in os.environ, wanted, _told(verdict))
 
 
-def _told(verdict: Verdict) -> str:
+def _told(verdict: Verdict | Answer) -> str:
     said = "accepted" if verdict.manifest is not None else "refused"
     return said + "".join(f" | {p.severity} {p}" for p in verdict.problems[:2])[:300]

@@ -96,6 +96,7 @@ class MemoryLoader:
     """A lying source: what it answers for a digest."""
     breaks: bool = False
     """A loader with a bug."""
+    trust_changes: int = 0
 
     def __post_init__(self) -> None:
         self._versions: dict[tuple[str, str], Published] = {}
@@ -171,7 +172,7 @@ class ManualPool:
         while self.run_one():
             pass
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
         self._closed = True
         self._jobs.clear()
 

@@ -110,10 +110,12 @@ class SimulatedDevice:
         return stream
 
     def allocate_arena(self, nbytes: int) -> torch.Tensor:
-        return torch.zeros(nbytes, dtype=torch.uint8)
+        with torch.inference_mode(False):
+            return torch.zeros(nbytes, dtype=torch.uint8)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
-        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+        with torch.inference_mode(False):
+            return torch.full((nbytes,), POISON, dtype=torch.uint8)
 
     def copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:
         if dst.numel() != src.numel():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adapterd.gpu_cache import Lease, LeaseState, Place, TenantBudget
-from adapterd.gpu_cache.device import Stream
+from adapterd.gpu_cache.device import Event, Stream
 from adapterd.loader.errors import AdapterdError, Code, error, reject
 from fakes.adapters import PAGE_BYTES, make_base, wrong_pages
 from fakes.cache_world import World, pages, shares
@@ -501,3 +501,93 @@ def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
     waiting.release()
     with pytest.raises(RuntimeError, match="opened once"), world:
         pass
+
+
+# What was found out before
+
+
+def test_a_pinned_digest_that_is_resident_is_ready_at_once() -> None:
+    """Nobody is asked, nothing is queued; an alias is looked up."""
+    with World() as world:
+        version = world.loader.publish("acme/a")
+        world.ready("acme/a").release()
+        world.loader.calls.clear()
+        for wish in (version.pinned, [(version.pinned, 0.5)]):
+            with world.acquire(wish, "acme") as lease:
+                assert lease.ready
+        assert not world.pool.run_one()
+        with world.acquire("acme/a") as lease:
+            assert not lease.ready
+            world.settle()
+            assert lease.ready
+        assert world.loader.calls == ["resolve acme/a"]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_after_a_change_of_trust_what_is_resident_is_verified_again_once(pinned: bool) -> None:
+    with World() as world:
+        version = world.loader.publish("acme/a")
+        wish = version.pinned if pinned else "acme/a"
+        held = world.ready(wish)
+        world.loader.trust_changes += 1
+        world.loader.failures["prepare acme/a"] = reject(Code.KEY_REVOKED, "model.sig", "revoked")
+        assert world.failure(wish) is Code.KEY_REVOKED
+        world.step(held)  # a lease that is held serves on
+        del world.loader.failures["prepare acme/a"]
+        world.loader.calls.clear()
+        world.ready(wish).release()
+        world.ready(wish).release()
+        assert [c for c in world.loader.calls if not c.startswith("resolve")] == ["prepare acme/a"]
+
+
+def test_a_change_of_trust_while_the_loader_verifies_counts() -> None:
+    with World() as world:
+        world.loader.publish("acme/a")
+        lease = world.acquire("acme/a")
+        world.pool.run_one()  # resolved; the verification is queued
+        world.loader.trust_changes += 1
+        world.settle()
+        assert lease.ready
+        assert world.loader.calls.count("prepare acme/a") == 2
+
+
+def test_a_refused_event_query_at_acquire_leaks_no_lease() -> None:
+    with World(vram=2, defect=_Unqueryable) as world:
+        world.loader.publish("acme/a", 2)
+        lease = world.ready("acme/a")
+        world.step(lease)
+        lease.release()
+        _Unqueryable.broken = True
+        try:
+            with pytest.raises(AdapterdError) as refused:
+                world.acquire("acme/a")
+        finally:
+            _Unqueryable.broken = False
+        assert refused.value.code is Code.DEVICE_ERROR
+        del refused
+        gc.collect()
+        world.settle()
+        assert world.cache.statistics().leaked_leases == 1
+
+
+class _UnqueryableEvent:
+    def __init__(self, inner: Event) -> None:
+        self.inner = inner
+
+    def done(self) -> bool:
+        if _Unqueryable.broken:
+            raise error(Code.DEVICE_ERROR, "simulated", "event query")
+        return self.inner.done()
+
+
+class _Unqueryable(DefectiveDevice):
+    """Whose compute events cannot be asked while `broken`."""
+
+    broken = False
+
+    def record(self, stream: Stream) -> Event:
+        event = self.inner.record(stream)
+        return _UnqueryableEvent(event) if stream == self.compute else event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self.inner.wait(stream, event.inner if isinstance(event, _UnqueryableEvent) else event)

@@ -164,3 +164,19 @@ def test_many_threads_churn(cache: AdapterCache, loader: MemoryLoader) -> None:
     assert statistics.leases[LeaseState.RELEASED] == 4 * 25
     assert sum(statistics.leases.values()) == 4 * 25
     assert statistics.vram_free_bytes + sum(statistics.vram_bytes.values()) == 8 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("where", ["resolve", "prepare", "fill"])
+def test_a_source_that_hangs_does_not_keep_the_cache_from_closing(loader: MemoryLoader, where: str) -> None:
+    barrier = loader.barriers[f"{where} acme/a"] = Barrier()
+    config = CacheConfig(vram_bytes=8 * PAGE_BYTES, host_bytes=8 * PAGE_BYTES, page_bytes=PAGE_BYTES, close_seconds=0.0)
+    before = set(threading.enumerate())
+    with AdapterCache(config, base=loader.base, loader=loader) as cache:
+        lease = cache.acquire("acme/a", tenant="acme")
+        barrier.await_arrival()
+    assert lease.problem is not None
+    assert lease.problem.code is Code.CACHE_CLOSED
+    barrier.open()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert set(threading.enumerate()) <= before

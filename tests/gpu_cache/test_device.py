@@ -65,6 +65,21 @@ def test_cpu_streams_end_with_the_device() -> None:
     assert threading.active_count() == before
 
 
+def test_work_that_fails_in_a_cpu_stream_is_told_by_the_marks_behind_it() -> None:
+    device = CpuDevice()
+    arena, good, failed = device.allocate_arena(16), device.new_stream(), device.new_stream()
+    with torch.inference_mode():
+        nobody_may_write = torch.zeros(16, dtype=torch.uint8)
+    device.copy(failed, nobody_may_write, arena)
+    behind, other = device.record(failed), device.record(good)
+    device.wait(good, behind)  # nobody hangs
+    device.close()
+    with pytest.raises(AdapterdError) as broken:
+        behind.done()
+    assert broken.value.code is Code.DEVICE_ERROR
+    assert other.done()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_simulated_streams_interleave(seed: int) -> None:
     """Two unordered streams run in an order that the seed decides, each in its own order."""

@@ -22,7 +22,7 @@ def test_a_tenant_with_many_jobs_does_not_hold_up_another() -> None:
     pool.submit("acme", last.set)
     first.open()
     assert last.wait(20)
-    pool.close()
+    pool.close(20)
     assert order.index("blue") <= 1
     assert [name for name in order if name != "blue"] == [f"acme{i}" for i in range(5)]
 
@@ -38,7 +38,7 @@ def test_a_tenant_stays_within_its_number_of_loads() -> None:
     assert not waiting.is_set()
     stuck.open()
     assert waiting.wait(20)
-    pool.close()
+    pool.close(20)
 
 
 def test_a_broken_job_is_logged_and_the_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +52,7 @@ def test_a_broken_job_is_logged_and_the_thread_goes_on(caplog: pytest.LogCapture
         pool.submit("acme", broken)
         pool.submit("acme", done.set)
         assert done.wait(20)
-        pool.close()
+        pool.close(20)
     assert "a loader job broke" in caplog.text
 
 
@@ -63,7 +63,7 @@ def test_close_drops_what_is_queued_and_ends_the_threads() -> None:
     pool.submit("acme", first.stop)
     first.await_arrival()
     pool.submit("acme", ran.set)
-    closing = threading.Thread(target=pool.close)
+    closing = threading.Thread(target=pool.close, args=(20,))
     closing.start()
     while not pool.closed:
         pass
@@ -72,3 +72,17 @@ def test_close_drops_what_is_queued_and_ends_the_threads() -> None:
     pool.submit("acme", ran.set)
     assert not ran.is_set()
     assert set(threading.enumerate()) <= before
+
+
+def test_close_leaves_a_job_that_hangs_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    pool, hung = FairPool(1, {}, None), Barrier()
+    pool.submit("acme", hung.stop)
+    hung.await_arrival()
+    (thread,) = (t for t in threading.enumerate() if t.name.startswith("adapterd-loader"))
+    with caplog.at_level(logging.WARNING):
+        pool.close(0)
+    assert "1 loader jobs still run" in caplog.text
+    assert thread.daemon  # nor does it keep the process
+    hung.open()
+    thread.join(20)
+    assert not thread.is_alive()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from adapterd.gpu_cache import AdapterCache, CacheConfig
+from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
 from adapterd.gpu_cache.loading import StoreLoader, packed_dtype
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.identity import WEIGHTS_FILE, Ref
 from adapterd.loader.limits import DEFAULT_LIMITS, MIB
 from adapterd.loader.store import VerifiedStore
+from adapterd.loader.trust.policy import TrustStore
+from fakes.hanging_source import HangingSource
 from fakes.publisher import FolderPublisher
 from fakes.toy_models import LINEARS, toy_spec
 
@@ -177,3 +181,72 @@ def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 0x40
     path.write_bytes(data)
+
+
+def test_a_revoked_key_refuses_what_is_resident(publisher: FolderPublisher, tmp_path: Path) -> None:
+    """By name and by digest, from the next acquire on; the running process reads its trust file again."""
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    publisher.trust.save(tmp_path / "trust.json")
+    trust = TrustStore.load(tmp_path / "trust.json")
+    config = CacheConfig(vram_bytes=8 * MIB, host_bytes=8 * MIB)
+    with AdapterCache(config, base=publisher.base, source=publisher.source, trust=trust) as cache:
+        held = cache.acquire("acme/finance", tenant="acme").wait(60)
+        digest = held.composition[0][0].key.digest
+        publisher.trust.revoke_key(trust.tenant("acme").publishers[0].key.key_id)
+        publisher.trust.save(tmp_path / "trust.json")
+        trust.reload(tmp_path / "trust.json")
+        for ref in ("acme/finance", f"acme/finance@sha256:{digest}"):
+            assert _failure(cache, ref) is Code.KEY_REVOKED
+        assert held.ready
+
+
+def test_a_copy_that_went_away_is_a_failure_to_try_again(publisher: FolderPublisher, tmp_path: Path) -> None:
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    store = VerifiedStore(tmp_path / "store", publisher.trust)
+    loader = StoreLoader(publisher.source, store, dtype="auto", page_bytes=MIB, limits=DEFAULT_LIMITS)
+    prepared = loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), publisher.base, lambda: False)
+    shutil.rmtree(prepared.stored.directory)
+    with pytest.raises(AdapterdError) as gone:
+        prepared.fill(memoryview(bytearray(prepared.layout.nbytes)))
+    assert gone.value.code is Code.STORAGE_UNAVAILABLE
+
+
+def test_a_load_that_outlives_the_cache_does_not_bring_its_store_back(
+    publisher: FolderPublisher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    hanging = HangingSource(publisher.source)
+    before = set(threading.enumerate())
+    config = CacheConfig(vram_bytes=8 * MIB, host_bytes=8 * MIB, close_seconds=0.0)
+    with AdapterCache(config, base=publisher.base, source=hanging, trust=publisher.trust) as cache:
+        cache.acquire("acme/finance", tenant="acme")
+        hanging.barrier.await_arrival()
+    hanging.barrier.open()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert set(threading.enumerate()) <= before
+    assert not list(tmp_path.glob("adapterd-store-*"))
+
+
+@pytest.mark.slow
+def test_hundreds_of_loads_leave_nothing_behind(publisher: FolderPublisher, tmp_path: Path) -> None:
+    """Descriptors, threads, slab and VRAM pages, slots, leases: after the churn all is as it was."""
+    names = [f"a{index}" for index in range(6)]
+    for index, name in enumerate(names):
+        publisher.publish("acme", name, modules=LINEARS, rank=5, seed=index)
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+    config = CacheConfig(vram_bytes=2 * MIB, host_bytes=3 * MIB, store=tmp_path / "store")
+    with AdapterCache(config, base=publisher.base, source=publisher.source, trust=publisher.trust) as cache:
+        for index in range(300):
+            with cache.acquire(f"acme/{names[index % 6]}", tenant="acme").wait(60) as lease, cache.begin_step([lease]):
+                pass
+            if index == 20:
+                settled = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+        assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == settled
+        cache.rebind(publisher.base)
+        statistics = cache.statistics()
+        assert (statistics.vram_bytes, statistics.host_bytes) == ({}, {})
+        assert sum(statistics.adapters.values()) == statistics.steps_in_flight == 0
+        assert statistics.leases[LeaseState.RELEASED] == sum(statistics.leases.values()) == 300
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
-from adapterd.loader.checks import MAX_PROBLEMS, Verdict, examine, examine_directory
+from adapterd.loader.checks import MAX_PROBLEMS, Verdict, examine, examine_path
 from adapterd.loader.errors import Code, NotFound
 from adapterd.loader.formats.files import DirectoryPackage, file_entries
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
@@ -27,7 +27,7 @@ def verdict(folder: Path, base: BaseSpec = BASE, **options: Any) -> Verdict:
     """The verdict on a fresh package made from `options`, some of which are `examine`'s."""
     asked = {k: options.pop(k) for k in ("limits", "allow", "content", "declared_sha256") if k in options}
     options.setdefault("base", base)
-    return examine_directory(write_package(folder, **options).directory, base, **asked)
+    return examine_path(write_package(folder, **options).directory, base, **asked)
 
 
 def codes(found: Verdict, severity: str = "reject") -> list[Code]:
@@ -46,7 +46,7 @@ def accepted(found: Verdict) -> Manifest:
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_a_plain_adapter_passes_and_the_manifest_says_it_all(tmp_path: Path, dtype: str) -> None:
     written = write_package(tmp_path, rank=4, alpha=8, dtype=dtype, seed=3)
-    found = examine_directory(tmp_path, BASE)
+    found = examine_path(tmp_path, BASE)
     manifest = accepted(found)
     assert found.problems == ()
     assert manifest.base == BASE.pin
@@ -65,7 +65,7 @@ def test_a_plain_adapter_passes_and_the_manifest_says_it_all(tmp_path: Path, dty
 
 def test_the_same_input_gives_the_same_verdict(tmp_path: Path) -> None:
     write_package(tmp_path, modules=("q_proj", "down_proj"), revision=None, target_modules=["q_proj", "down_proj", "x"])
-    first, second = (examine_directory(tmp_path, BASE) for _ in range(2))
+    first, second = (examine_path(tmp_path, BASE) for _ in range(2))
     assert first == second
     assert accepted(first).digest == accepted(second).digest
     assert [p.code for p in first.problems] == [Code.BASE_REVISION_MISMATCH, Code.CONFIG_TENSOR_DISAGREE]
@@ -73,8 +73,8 @@ def test_the_same_input_gives_the_same_verdict(tmp_path: Path) -> None:
 
 def test_without_content_the_digest_is_the_same_and_norms_are_absent(tmp_path: Path) -> None:
     write_package(tmp_path)
-    full = accepted(examine_directory(tmp_path, BASE))
-    structural = accepted(examine_directory(tmp_path, BASE, content=False))
+    full = accepted(examine_path(tmp_path, BASE))
+    structural = accepted(examine_path(tmp_path, BASE, content=False))
     assert structural.digest == full.digest
     assert {m.delta_norm for m in structural.modules} == {None}
 
@@ -126,11 +126,11 @@ def test_a_declared_hash_in_capitals_or_of_a_file_left_out_holds(tmp_path: Path)
     assert verdict(tmp_path, files={"trainer_state.json": b"{}"}, declared_sha256={"trainer_state.json": digest}).ok
 
 
-def test_a_missing_folder_is_not_found_and_a_file_is_none(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_found_and_a_file_is_no_package(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        examine_path(tmp_path / "nowhere", BASE)
     (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(NotFound):
-            examine_directory(path, BASE)
+    assert codes(examine_path(tmp_path / "file", BASE)) == [Code.UNKNOWN_FORMAT]
 
 
 # ------------------------------------------------------------------ the base's name and revision
@@ -221,7 +221,7 @@ def with_tensors(folder: Path, change: Any, **options: Any) -> Verdict:
     write_package(folder / "changed", modules=(), tensors=tensors)
     config = json.dumps(written.config)
     (folder / "changed" / "adapter_config.json").write_text(config)
-    return examine_directory(folder / "changed", BASE)
+    return examine_path(folder / "changed", BASE)
 
 
 def test_a_renamed_module_gets_the_near_ones_as_a_hint(tmp_path: Path) -> None:
@@ -346,9 +346,9 @@ def test_caps_are_checked_before_any_value_is_read(tmp_path: Path, limits: Limit
     damaged = bytearray((tmp_path / "adapter_model.safetensors").read_bytes())
     damaged[-4:] = b"\xff\xff\xff\x7f"  # a NaN that only the content check would see
     (tmp_path / "adapter_model.safetensors").write_bytes(damaged)
-    assert code in codes(examine_directory(tmp_path, BASE, limits=limits))
-    assert Code.NONFINITE not in codes(examine_directory(tmp_path, BASE, limits=limits))
-    assert codes(examine_directory(tmp_path, BASE)) == [Code.NONFINITE]
+    assert code in codes(examine_path(tmp_path, BASE, limits=limits))
+    assert Code.NONFINITE not in codes(examine_path(tmp_path, BASE, limits=limits))
+    assert codes(examine_path(tmp_path, BASE)) == [Code.NONFINITE]
 
 
 # ------------------------------------------------------------------ config against tensors
@@ -502,7 +502,7 @@ def test_structure_is_judged_with_the_config_s_own_warnings(tmp_path: Path) -> N
 def test_unsafe_things_in_a_folder_are_a_verdict_and_no_exception(tmp_path: Path) -> None:
     written = write_package(tmp_path / "p")
     (written.directory / "README.md").symlink_to("/nonexistent")
-    assert codes(examine_directory(written.directory, BASE)) == [Code.UNSAFE_LINK]
+    assert codes(examine_path(written.directory, BASE)) == [Code.UNSAFE_LINK]
     (written.directory / "README.md").unlink()
     (written.directory / "adapter_model.bin").write_bytes(b"\x80\x02")
-    assert codes(examine_directory(written.directory, BASE)) == [Code.FORBIDDEN_FILE]
+    assert codes(examine_path(written.directory, BASE)) == [Code.FORBIDDEN_FILE]

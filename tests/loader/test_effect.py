@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterd.loader import effect
-from adapterd.loader.effect import Effect, NotFinite, measure
+from adapterd.loader.effect import Effect, NotFinite, Zero, measure, not_finite
 from adapterd.loader.formats.files import BytesReader
 from adapterd.loader.manifest import TensorEntry
 from fakes.packages import NUMPY_DTYPES
@@ -83,18 +83,19 @@ def test_norm_holds_where_the_gram_matrices_cancel(exponent: int) -> None:
     assert found.norm == pytest.approx(naive(a, b, 1.0), rel=1e-6)
 
 
-def test_tiles_give_what_one_read_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = factors(6, 101, 67, "BF16", 5)
-    reader, entry_a, entry_b = stored(a, b, ("BF16", "BF16"))
+@pytest.mark.parametrize(("word", "agreement"), [("F32", 1e-7), ("F16", 1e-7), ("BF16", 1e-6)])
+def test_tiles_give_what_one_read_gives(word: str, agreement: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = factors(6, 101, 67, word, 5)
+    reader, entry_a, entry_b = stored(a, b, (word, word))
     whole = measure(reader, entry_a, entry_b, 2.0)
     monkeypatch.setattr(effect, "TILE_VALUES", 60)
-    tiled_reader = stored(a, b, ("BF16", "BF16"))[0]
+    tiled_reader = stored(a, b, (word, word))[0]
     tiled = measure(tiled_reader, entry_a, entry_b, 2.0)
     assert isinstance(whole, Effect)
     assert isinstance(tiled, Effect)
-    assert tiled.norm == pytest.approx(whole.norm, rel=1e-8)
+    assert tiled.norm == pytest.approx(whole.norm, rel=agreement)
     assert tiled.largest == whole.largest
-    assert tiled_reader.largest <= 60 * 2
+    assert tiled_reader.largest <= 60 * a.itemsize
     assert reader.largest == a.nbytes
 
 
@@ -174,3 +175,38 @@ def test_ranks_that_differ_are_misuse() -> None:
     _, b = factors(5, 32, 16, "F32")
     with pytest.raises(ValueError, match="rank"):
         measure(*stored(a, b, ("F32", "F32")), 1.0)
+
+
+def test_the_reason_for_no_effect_is_the_plainest_one() -> None:
+    a, b = factors(4, 32, 16, "F32")
+    assert measured(a, np.zeros_like(b)).cause is Zero.B
+    assert measured(np.zeros_like(a), np.zeros_like(b), 0.0).cause is Zero.B
+    assert measured(np.zeros_like(a), b).cause is Zero.A
+    assert measured(a, b, 0.0).cause is Zero.SCALING
+    assert measured(a * np.float32(1e-25), b * np.float32(1e-25)).cause is Zero.TINY
+    a[2:], b[:, :2] = 0, 0
+    assert measured(a, b).cause is Zero.PRODUCT
+
+
+def test_the_gain_is_what_inputs_of_size_one_come_out_as() -> None:
+    a, b = factors(4, 64, 48, "F32")
+    x = np.random.default_rng(7).normal(0, 1, (20_000, 64))
+    out = 3.0 * (x @ a.astype(np.float64).T) @ b.astype(np.float64).T
+    assert measured(a, b, 3.0).gain == pytest.approx(float(np.sqrt((out**2).mean())), rel=0.02)
+
+
+def test_a_product_beyond_float32_is_still_a_number() -> None:
+    top = np.finfo(np.float32).max
+    a, b = np.full((2, 8), top, np.float32), np.full((8, 2), top, np.float32)
+    found = measured(a, b, float(top))
+    assert math.isfinite(found.norm)
+    assert math.isfinite(found.gain)
+    assert found.norm > float(top)
+
+
+def test_one_tensor_is_scanned_alone() -> None:
+    a, b = factors(4, 32, 16, "F16")
+    b[15, 3] = math.inf
+    reader, entry_a, entry_b = stored(a, b, ("F16", "F16"))
+    assert not_finite(reader, entry_a) is None
+    assert not_finite(reader, entry_b) == NotFinite("b", 1, 15, 3, "inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -90,3 +91,33 @@ def test_a_row_wider_than_a_page_is_refused_by_name() -> None:
 def test_the_same_manifest_gives_the_same_layout() -> None:
     assert plan_layout(llama_8b(16), "BF16") == plan_layout(llama_8b(16), "BF16")
     assert isinstance(plan_layout(llama_8b(16), "BF16"), Layout)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=30))
+def test_every_block_lies_in_the_first_page_with_room(shapes: list[tuple[int, int, int]]) -> None:
+    """First fit, largest first: by looking at every page in turn."""
+    layout = plan_layout(manifest(*(module(f"m{i:02}", *s) for i, s in enumerate(shapes))), "F32", 1 << 15)
+    sizes = [-(-b.rows * b.width * 4 // ALIGNMENT) * ALIGNMENT for b in layout.blocks]
+    used: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        page = next((p for p, n in enumerate(used) if n + sizes[index] <= 1 << 15), len(used))
+        used += [0] * (page == len(used))
+        assert (layout.blocks[index].page, layout.blocks[index].offset) == (page, used[page])
+        used[page] += sizes[index]
+    assert layout.n_pages == len(used)
+
+
+def test_hostile_shapes_take_seconds_at_most_of_processor_time() -> None:
+    """14 GB whose pages all keep room for the one small module: each block used to look at each page."""
+    wide = [module(f"a{i:02}", 500, 100_000, 100_000) for i in range(20)]
+    less = [module(f"b{i:02}", 500, 75_000, 75_000) for i in range(20)]
+    m = manifest(*wide, *less, module("c", 1, 64, 64))
+    before = process_time()
+    assert plan_layout(m, "F32").n_pages > 15_000
+    assert process_time() - before < 5
+
+
+@pytest.mark.parametrize("width", [53_248, 128_256, 151_936, 262_144])
+def test_the_widths_of_real_models_fit_in_fp32(width: int) -> None:
+    assert plan_layout(manifest(module("head", 3, 4096, width)), "F32").n_pages >= 3 * width // (1 << 18)
+    assert plan_layout(manifest(module("head", 3, 4096, 2 * width)), "BF16").n_pages >= 3 * width // (1 << 18)

@@ -353,3 +353,21 @@ def test_a_file_s_name_cannot_reach_another_route(world: World) -> None:
 def test_what_is_no_url_of_a_registry(url: str) -> None:
     found = refusal(lambda: RegistrySource(url, "t"))
     assert found.code is Code.SETTINGS_INVALID
+
+
+def test_an_answer_that_trickles_in_is_given_up(tmp_path: Path) -> None:
+    """Each byte comes before the read times out: the whole answer has a time of its own."""
+    now, sent = [0.0], [0]
+
+    def trickle() -> Iterator[bytes]:
+        while True:
+            now[0] += 29.0
+            sent[0] += 1
+            yield b" "
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=trickle()))
+    source = RegistrySource(URL, "t", transport, sleep=lambda _: None, clock=lambda: now[0])
+    with pytest.raises(Unavailable) as slow:
+        source.resolve(Ref.parse("acme/finance"), "acme")
+    assert slow.value.code is Code.SERVER_UNREACHABLE
+    assert sent[0] == 3 * ATTEMPTS

@@ -22,11 +22,13 @@ from adapterd.loader.errors import (
     Refused,
     Unavailable,
     Untrusted,
+    error,
 )
 from adapterd.loader.identity import CONFIG_FILE, WEIGHTS_FILE, FileEntry, Ref, VersionKey, version_digest
 from adapterd.loader.limits import DEFAULT_LIMITS
 from adapterd.loader.sources import FolderSource, Resolved
 from adapterd.loader.store import StoredVersion, VerifiedStore
+from adapterd.loader.store_folder import StoreFolder
 from adapterd.loader.trust import oms
 from adapterd.loader.trust.keys import PrivateKey, generate_publisher_key
 from adapterd.loader.trust.policy import TrustStore
@@ -504,11 +506,14 @@ def test_recheck_repeats_the_content_checks(world: World) -> None:
     assert all(m.delta_norm is None for m in world.ensure().manifest.modules)
 
 
-def test_discard_forgets_one_version(world: World) -> None:
+def test_a_doubted_copy_is_hashed_and_replaced_if_it_does_not_hold(world: World) -> None:
     stored, kept = world.ensure(), world.ensure("acme/finance:old")
-    world.store().discard(stored.key)
-    assert left(world.root) == [kept.key.path_digest()]
-    world.store().discard(stored.key)
+    world.store().doubt(stored.key)
+    world.store().doubt(stored.key)
+    assert left(world.root) == sorted([kept.key.path_digest(), stored.key.path_digest()])
+    assert world.ensure().source == "disk"
+    rot(stored.directory / WEIGHTS_FILE)
+    world.store().doubt(stored.key)
     assert world.ensure().source == "downloaded"
 
 
@@ -630,8 +635,8 @@ def test_a_killed_process_leaves_only_what_the_next_start_sweeps(world: World, t
 def test_a_start_does_not_sweep_what_another_is_filling(world: World) -> None:
     seen: list[list[str]] = []
 
-    def look(_: int) -> None:
-        if not seen:
+    def look(count: int) -> None:
+        if count and not seen:
             world.store()
             seen.append(left(world.root))
 
@@ -664,3 +669,32 @@ def test_the_key_is_the_served_base_s(world: World) -> None:
     stored = world.ensure()
     assert stored.key == VersionKey("acme", BASE.pin, current(world).digest)
     assert stored.directory.parent.name == stored.key.path_digest()
+
+
+def test_waiting_for_another_process_that_hangs_can_be_given_up(world: World) -> None:
+    resolved = world.resolve()
+    seen: list[int] = []
+
+    def give_up(count: int) -> None:
+        seen.append(count)
+        if len(seen) == 3:
+            raise error(Code.LEASE_CANCELLED, "acme/finance", "nobody waits for it any more")
+
+    store = world.store()
+    with StoreFolder(world.root).locked(resolved.key.path_digest()):
+        found = refusal(lambda: store.ensure(resolved, world.registry.source(), BASE, progress=give_up))
+        store.doubt(resolved.key)  # nor does that wait
+    assert found.code is Code.LEASE_CANCELLED
+    assert seen == [0, 0, 0]
+    assert world.ensure().source == "downloaded"
+
+
+def test_a_small_file_that_finds_no_room_leaves_no_piece_of_itself(world: World) -> None:
+    stored = world.ensure()
+    evidence = stored.directory.parent / "evidence"
+    for path in evidence.iterdir():
+        path.unlink()
+    with file_size_limit(100):
+        assert refusal(world.ensure).code is Code.STORAGE_FULL
+    assert list(evidence.iterdir()) == []
+    assert world.ensure().source == "disk"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Sequence
 
@@ -419,3 +421,33 @@ def test_a_layer_that_gives_no_tensor_is_named() -> None:
     with pytest.raises(AdapterdError) as caught, engine.step([(None, 2)]):
         model["x"](torch.randn(2, 4))
     assert caught.value.code is Code.MODULE_NOT_SERVED
+
+
+def test_a_copy_of_a_wrapped_model_is_the_base_and_carries_no_arena(cache: StaticCache) -> None:
+    adapter = cache.add({LINEARS[0]: 8}, seed=1)
+    model, plain = toy(), toy()
+    x = torch.ones(2, HIDDEN)
+    engine = LoRAEngine(model, cache)
+    before = len(pickle.dumps(model))
+    with engine.step([(cache.lease(adapter), 2)]):
+        copied, pickled = copy.deepcopy(model), pickle.dumps(model)
+        assert not torch.equal(model(x), plain(x))
+        assert torch.equal(copied(x), plain(x))
+    assert torch.equal(copied(x), plain(x))
+    assert len(pickled) == before < cache.arena.numel()
+    assert torch.equal(pickle.loads(pickled)(x), plain(x))
+
+
+def test_a_step_that_is_over_cannot_end_another_one(cache: StaticCache) -> None:
+    model = toy()
+    engine = LoRAEngine(model, cache)
+    over, running = engine.step([(None, 1)]), engine.step([(None, 1)])
+    with over:
+        model(torch.ones(1, HIDDEN))
+    with running:
+        with pytest.raises(RuntimeError, match="not open"):
+            over.__exit__(None, None, None)
+        with pytest.raises(RuntimeError, match="a step is open"), engine.step([(None, 1)]):
+            pass
+        model(torch.ones(1, HIDDEN))
+    assert running.receipt.layer_calls == over.receipt.layer_calls > 0

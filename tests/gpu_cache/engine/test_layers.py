@@ -46,9 +46,12 @@ def test_a_fused_linear_holds_its_parts_in_order() -> None:
     assert {s.path for site in found.values() for s in site.slices} == set(LINEARS)
 
 
-def test_a_fused_linear_without_stacked_is_not_wrapped() -> None:
-    found = sites_of(Toy(fused=True), toy_spec())
-    assert not any("qkv" in path for path in found)
+def test_a_fused_linear_without_stacked_is_not_the_table() -> None:
+    caught = refusal(Toy(fused=True), toy_spec())
+    assert caught.code is Code.BASE_TABLE_INVALID
+    assert "layers.0.self_attn.k_proj is missing" in caught.problem.message
+    assert "and 3 more" in caught.problem.message
+    assert "stacked" in caught.problem.hint
 
 
 def test_a_table_that_lists_the_fused_linear_itself_is_taken_at_its_word() -> None:
@@ -75,7 +78,7 @@ def test_a_table_of_other_widths_is_refused() -> None:
     base = toy_spec()
     modules = [BaseModule(m.path, m.kind, m.in_features, 47) if m.path == LINEARS[3] else m for m in base.modules]
     caught = refusal(Toy(), BaseSpec.of(modules, id=base.id, revision=base.revision))
-    assert caught.code is Code.SHAPE_MISMATCH
+    assert caught.code is Code.BASE_TABLE_INVALID
     assert caught.problem.where == LINEARS[3]
     assert "47" in caught.problem.message
 

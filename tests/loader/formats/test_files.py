@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,13 +122,24 @@ def test_what_was_opened_is_read_on_whatever_stands_under_the_name(tmp_path: Pat
         assert read_all(reader) == b"first"
 
 
-def test_a_file_cut_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"0123456789")
+@pytest.mark.parametrize("change", [lambda p: os.truncate(p, 4), lambda p: p.write_bytes(b"98765432")])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"01234567")
+    os.utime(path, ns=(0, 1))  # long ago: no clock's step hides the change
     with DirectoryPackage.open_dir(tmp_path, DEFAULT_LIMITS) as package:
         reader = package.open("a")
-        os.truncate(tmp_path / "a", 4)
+        assert reader.read_at(0, 2) == b"01"
+        change(path)
         with pytest.raises(Refused) as caught:
-            reader.read_at(2, 8)
+            reader.read_at(2, 6)
+    assert (caught.value.code, caught.value.problem.where) == (Code.FILE_CHANGED, "a")
+
+
+def test_what_lies_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123")
+    with DirectoryPackage.open_dir(tmp_path, DEFAULT_LIMITS) as package, pytest.raises(Refused) as caught:
+        package.open("a").read_at(2, 8)
     assert caught.value.code is Code.ST_TRUNCATED
 
 

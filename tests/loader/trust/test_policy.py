@@ -166,3 +166,36 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         TrustStore().save(blocked / "trust.json")
     assert [p.name for p in blocked.iterdir()] == ["trust.json"]
     assert path.read_bytes() == before
+
+
+def test_changes_are_counted(tmp_path: Path) -> None:
+    trust = TrustStore()
+    seen = [trust.changes]
+    for change in (
+        lambda: trust.add_admission_key(REGISTRY),
+        lambda: trust.add_publisher_key("acme", ACME),
+        lambda: trust.require_publisher("lab", required=False),
+        lambda: trust.revoke_key(ACME.key_id),
+    ):
+        change()
+        seen.append(trust.changes)
+    assert seen == sorted(set(seen))
+
+
+def test_a_running_process_takes_over_what_the_file_says_now(tmp_path: Path) -> None:
+    path = tmp_path / "trust.json"
+    filled().save(path)
+    trust = TrustStore.load(path)
+    before = trust.changes
+    trust.reload(path)
+    assert trust.changes == before  # the same
+    edited = filled()
+    edited.revoke_key(ACME.key_id)
+    edited.save(path)
+    trust.reload(path)
+    assert trust == edited
+    assert trust.changes > before
+    path.write_text("{")
+    with pytest.raises(Untrusted):
+        trust.reload(path)
+    assert trust == edited
