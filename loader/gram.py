@@ -93,7 +93,8 @@ def _summed_in_chunks(part: Stored) -> Matrix:
     else:
         blocks = whole.T.reshape(rank, chunks, CHUNK_ROWS).transpose(1, 2, 0)
     sums = (blocks.transpose(0, 2, 1) @ blocks).sum(axis=0)  # at most 256 more terms, of one size
-    return sums.astype(np.float64) + rest.T @ rest
+    added: Matrix = sums.astype(np.float64) + rest.T @ rest
+    return added
 
 
 def largest_magnitude(values: Stored) -> float:

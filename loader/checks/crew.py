@@ -24,7 +24,7 @@ class Crew:
     """
 
     def __init__(self, nbytes: int) -> None:
-        threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        threads = min(MAX_THREADS, _processors())
         alone = threads == 1 or nbytes < WORTH_A_THREAD
         self._pool = None if alone else ThreadPoolExecutor(threads, thread_name_prefix="adapterd-examine")
 
@@ -43,3 +43,8 @@ class Crew:
     ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _processors() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

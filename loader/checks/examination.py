@@ -25,7 +25,7 @@ from adapterd.loader.checks.findings import Findings, Verdict
 from adapterd.loader.checks.fit import shape_problems
 from adapterd.loader.checks.naming import Naming, bind, naming_problems
 from adapterd.loader.checks.pairs import Pair, pair_up
-from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, reject
+from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, error, reject
 from adapterd.loader.formats.archives import open_package
 from adapterd.loader.formats.files import FileReader, Package, file_entries, read_all
 from adapterd.loader.formats.library_check import agree_with_library
@@ -139,10 +139,9 @@ class _Examination:
 
     def _tensors(self, weights: FileReader) -> tuple[Pair, ...]:
         header = read_header(weights, self.limits)
+        _check_quota(len(header.tensors), self.limits)
         agree_with_library(weights, header)
-        pairs = pair_up(header.tensors, self.findings)
-        self.findings.add(*_quota_problems(pairs, self.limits))
-        return pairs
+        return pair_up(header.tensors, self.findings)
 
     def _fit(
         self, config: PeftConfig, pairs: Sequence[Pair], naming: Naming, *, silent: bool
@@ -196,11 +195,14 @@ class _Examination:
         return file_entries(self.package, stored, progress) if files is None else _given(files, stored)
 
 
-def _quota_problems(pairs: Sequence[Pair], limits: Limits) -> Iterable[Problem]:
-    """The cap that the header's names decide; the reader of the header has checked its own."""
-    if len(pairs) > limits.max_modules:
-        message = f"{len(pairs)} modules are adapted, at most {limits.max_modules} are served"
-        yield reject(Code.QUOTA_EXCEEDED, WEIGHTS_FILE, message)
+def _check_quota(tensors: int, limits: Limits) -> None:
+    """Two tensors a module and no other are ever admitted, so that their number alone can be too much.
+
+    Raises Refused (QUOTA_EXCEEDED), before time is spent on names.
+    """
+    if tensors > 2 * limits.max_modules:
+        message = f"{tensors} tensors, but at most {limits.max_modules} modules of two tensors each are served"
+        raise error(Code.QUOTA_EXCEEDED, WEIGHTS_FILE, message)
 
 
 def _given(files: Iterable[FileEntry], stored: Sequence[str]) -> tuple[FileEntry, ...]:

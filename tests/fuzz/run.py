@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz.engine import Report, run_grammar, run_mutations
@@ -27,7 +28,6 @@ from fuzz.target import names, target
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "fuzz"
-ENGINES = ("mutations", "grammar")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,23 +40,39 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     guided = not asked.no_atheris and importlib.util.find_spec("atheris") is not None
-    runs = [(name, engine) for name in asked.target or names() for engine in ENGINES]
-    context = multiprocessing.get_context("spawn")
+    shards = [shard for name in asked.target or names() for shard in _shards(name, asked.runs, seed, guided)]
     failed = False
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, context, max_tasks_per_child=1) as pool:
-        for report in pool.map(
-            fuzz, *zip(*[(name, e, asked.runs // 2, seed, guided) for name, e in runs], strict=True)
-        ):
+        for report in pool.map(fuzz, shards):
             print(told(report), flush=True)
             failed |= bool(report.failure)
     return int(failed)
 
 
-def fuzz(name: str, engine: str, runs: int, seed: int, guided: bool) -> Report:
-    """One of the two halves of a target's runs."""
-    if engine == "grammar":
-        return run_grammar(target(name), runs, seed)
-    return run_guided(name, runs, seed) if guided else run_mutations(target(name), runs, seed)
+@dataclass(frozen=True)
+class Shard:
+    """Runs of one process. `engine`: grammar, coverage or mutations."""
+
+    target: str
+    engine: str
+    runs: int
+    seed: int
+
+
+def _shards(name: str, runs: int, seed: int, guided: bool) -> list[Shard]:
+    """Half of the runs to mutations, which are fast, and a quarter each to two shards of the grammar."""
+    quarter = runs // 4
+    mutations = Shard(name, "coverage" if guided else "mutations", runs - 2 * quarter, seed)
+    return [Shard(name, "grammar", quarter, seed), Shard(name, "grammar", quarter, seed + 1), mutations]
+
+
+def fuzz(shard: Shard) -> Report:
+    """Run one shard."""
+    if shard.engine == "coverage":
+        return run_guided(shard.target, shard.runs, shard.seed)
+    run = run_grammar if shard.engine == "grammar" else run_mutations
+    return run(target(shard.target), shard.runs, shard.seed)
 
 
 def run_guided(name: str, runs: int, seed: int) -> Report:

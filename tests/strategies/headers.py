@@ -116,9 +116,9 @@ def _field_slip(draft: Draft, random: Random) -> None:
         case 3:
             info[field] = random.choice((*NO_INTEGERS, *NO_STRINGS))
         case 4:
-            draft.entries[place] = (name, random.choice(([*info.values()], None, Literal(b"{}"), 7, Table.of([
-                *info.items(), random.choice(list(info.items()))
-            ]))))  # fmt: skip
+            again = Table.of([*info.items(), *random.sample(list(info.items()), min(len(info), 1))])
+            others = ([*info.values()], None, Literal(b"{}"), 7, again)
+            draft.entries[place] = (name, random.choice(others))
             return
     draft.entries[place] = (name, info)
 

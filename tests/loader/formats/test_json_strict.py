@@ -82,6 +82,22 @@ def test_a_number_is_finite_and_of_bounded_length(number: str) -> None:
     assert refusal(b'{"a":' + number.encode() + b"}") is Code.CONFIG_BAD_VALUE
 
 
+@pytest.mark.parametrize("number", ["9" * 1025, "-" + "9" * 2000, "0." + "9" * 2000, "1e" + "0" * 2000])
+def test_an_endless_number_is_refused_before_it_is_read(number: str) -> None:
+    assert refusal(b'{"a":' + number.encode() + b"}") is Code.CONFIG_BAD_VALUE
+
+
+def test_minus_zero_is_a_fraction_as_for_other_readers() -> None:
+    read = parse_object(b'{"a":-0,"b":[-0, 0, -0.0, -0e1],"c":"-0","-0":1}', RULES)
+    assert [type(n) for n in (read["a"], *read["b"])] == [float, float, int, float, float]
+    assert (read["c"], read["-0"]) == ("-0", 1)
+
+
+def test_colons_and_digits_in_strings_do_not_count() -> None:
+    read = {"a:b": {"c": ":::", '"\\:': "9" * 70, "d": {}}, "e": [{"f:": 1}, {}]}
+    assert parse_object(json.dumps(read).encode(), RULES) == read
+
+
 def test_depth_is_counted_outside_strings_only() -> None:
     deep = b'{"a":' * 5 + b'"[[[[{{{{\\"]"' + b"}" * 5
     assert parse_object(deep, RULES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from typing import Any
 
 import pytest
@@ -230,7 +229,8 @@ def test_limits_are_told_from_the_header_alone() -> None:
     assert refusal(file(pair()), Limits(max_dim=3)) is Code.QUOTA_EXCEEDED
 
 
-def test_46000_tensors_take_less_than_a_second_of_processor_time() -> None:
+def test_46000_tensors_are_read_in_one_pass() -> None:
+    """Each header byte once and no data byte; `benchmarks/validation.py` has the time it takes."""
     modules = [f"model.layers.{i // 230}.mlp.experts.{i % 230}.up_proj" for i in range(23_000)]
     names = [f"base_model.model.{m}.lora_{side}.weight" for m in modules for side in "AB"]
     header = {n: entry("BF16", (16, 2048), (i << 16, (i + 1) << 16)) for i, n in enumerate(names)}
@@ -241,17 +241,16 @@ def test_46000_tensors_take_less_than_a_second_of_processor_time() -> None:
         def __init__(self, text: bytes) -> None:
             self._start = struct.pack("<Q", len(text)) + text
             self.size = len(self._start) + (46_000 << 16)
+            self.reads: list[int] = []
 
         def read_at(self, offset: int, length: int) -> bytes:
+            self.reads.append(length)
             return self._start[offset : offset + length]
 
     reader = Huge(json.dumps(header).encode())
-    taken: list[float] = []
-    for _ in range(3):
-        before = time.process_time()
-        parsed = read_header(reader, DEFAULT_LIMITS)
-        taken.append(time.process_time() - before)
-    assert min(taken) < 1.0
+    parsed = read_header(reader, DEFAULT_LIMITS)
+    assert len(parsed.tensors) == 46_000
+    assert sum(reader.reads) <= parsed.data_start + 16  # the length and the first byte are looked at first
     agree_with_library(reader, parsed)
     assert len(parsed.tensors) == 46_000
 

@@ -132,8 +132,14 @@ def test_statement_and_signature_must_agree(signed: Signed, change: dict[str, An
 
 
 def test_a_re_signed_package_needs_a_new_statement(signed: Signed) -> None:
-    again = oms.sign(signed.files, signed.publisher, name="finance")
+    again = oms.sign(signed.files, signed.publisher, name="finance, second printing")
+    assert again != signed.bundle
     assert refusal(signed, signature=again).code is Code.STATEMENT_MISMATCH
+
+
+def test_signing_the_same_files_again_changes_nothing(signed: Signed) -> None:
+    """ECDSA is deterministic here (RFC 6979), so that an upload that is continued stays the same upload."""
+    assert oms.sign(signed.files, signed.publisher, name="finance") == signed.bundle
 
 
 # --- unsigned versions
