@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adapterd.cli.boundary import command
-from adapterd.cli.inputs import load_public_key, parse_codes, read_small
+from adapterd.cli.inputs import load_limits, load_public_key, parse_codes, read_small
 from adapterd.cli.output import Report, facts, note, rows, table
 
 if TYPE_CHECKING:
@@ -74,6 +74,13 @@ def tenant_policy(
         list[str] | None,
         typer.Option("--allow", help="Codes that uploaders may allow; replaces the list.", show_default=False),
     ] = None,
+    refuse: Annotated[
+        list[str] | None,
+        typer.Option("--refuse", help="Warnings that are refusals here; replaces the list.", show_default=False),
+    ] = None,
+    limits: Annotated[
+        Path | None, typer.Option(help="JSON file with the tenant's caps (operator).", show_default=False)
+    ] = None,
 ) -> Report:
     """Show a tenant's policy, or change what is given."""
     from adapterd.cli.connection import connect
@@ -83,6 +90,10 @@ def tenant_policy(
         changes["require_signature"] = require_signature
     if allow is not None:
         changes["allow"] = sorted(code.value for code in parse_codes(allow))
+    if refuse is not None:
+        changes["refuse"] = sorted(code.value for code in parse_codes(refuse))
+    if limits is not None:
+        changes["limits"] = load_limits(limits).as_json()
     with connect() as client:
         policy = client.policy(name)
         if changes:

@@ -54,6 +54,10 @@ Allow = Annotated[
     list[str] | None,
     typer.Option("--allow", help="Turn this refusal into a warning. Repeatable.", show_default=False),
 ]
+Refuse = Annotated[
+    list[str] | None,
+    typer.Option("--refuse", help="Turn this warning into a refusal. Repeatable.", show_default=False),
+]
 Declared = Annotated[
     list[str] | None,
     typer.Option("--sha256", help="NAME=HEX: a digest that must hold. Repeatable.", show_default=False),
@@ -85,11 +89,12 @@ def verify(
     policy: PolicyName = None,
     limits: LimitsFile = None,
     allow: Allow = None,
+    refuse: Refuse = None,
     sha256: Declared = None,
     only_package: OnlyPackage = False,
 ) -> Report:
     """Check structure, effect and signature of an adapter; a folder is checked offline."""
-    wish = _wish(key, policy, limits, allow, sha256)
+    wish = _wish(key, policy, limits, allow, refuse, sha256)
     choice = BaseChoice(base, base_id, base_revision)
     target = subject_of(subject)
     if isinstance(target, Path):
@@ -115,7 +120,7 @@ def inspect(
     target = subject_of(subject)
     if isinstance(target, Path):
         choice = BaseChoice(base, base_id, base_revision)
-        answer = verify_folder(target, choice, _wish(None, None, limits, None, None))
+        answer = verify_folder(target, choice, _wish(None, None, limits, None, None, None))
         body = {k: v for k, v in answer.as_json().items() if k != "signature"}
         manifest, problems, status = answer.manifest, answer.problems, answer.status
         share = share_of((m.name for m in manifest.modules), choice.load()) if manifest else None
@@ -183,13 +188,14 @@ def _wish(
     policy: str | None,
     limits: Path | None,
     allow: list[str] | None,
+    refuse: list[str] | None,
     sha256: list[str] | None,
 ) -> Wish:
     from adapterd.cli.verification import Wish
 
     return Wish(
         load_limits(limits), _policy(policy), tuple(load_public_key(path) for path in key or ()),
-        parse_codes(allow or ()), parse_digests(sha256 or ()),
+        parse_codes(allow or ()), parse_codes(refuse or ()), parse_digests(sha256 or ()),
     )  # fmt: skip
 
 

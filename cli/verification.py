@@ -69,6 +69,7 @@ class Wish:
     policy: Policy | None = None
     keys: tuple[PublicKey, ...] = ()
     allow: frozenset[Code] = frozenset()
+    refuse: frozenset[Code] = frozenset()
     declared_sha256: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -129,6 +130,7 @@ def verify_package(
         base,
         limits=wish.limits,
         allow=wish.allow,
+        refuse=wish.refuse,
         declared_sha256=wish.declared_sha256,
         progress=progress,
     )

@@ -162,7 +162,14 @@ def verify_signature(
 
 def check(package: Package, hashed: Hashed, base: BaseSpec, upload: Upload, policy: TenantPolicy) -> Verdict:
     """The loader's verdict. Raises Refused with everything that was found, warnings too, if it does not pass."""
-    verdict = examine(package, base, limits=policy.limits, files=hashed.files, allow=upload.allow & policy.allow)
+    verdict = examine(
+        package,
+        base,
+        limits=policy.limits,
+        files=hashed.files,
+        allow=upload.allow & policy.allow,
+        refuse=policy.refuse,
+    )
     if verdict.manifest is None:
         raise Refused(*verdict.problems)
     return verdict

@@ -48,6 +48,7 @@ def examine(
     limits: Limits = DEFAULT_LIMITS,
     files: tuple[FileEntry, ...] | None = None,
     allow: frozenset[Code] = frozenset(),
+    refuse: frozenset[Code] = frozenset(),
     content: bool = True,
     declared_sha256: Mapping[str, str] | None = None,
     progress: Progress | None = None,
@@ -60,6 +61,7 @@ def examine(
         limits: caps of the tenant.
         files: hashes that the caller made from these bytes, of all files to be stored; None: made here.
         allow: codes that the uploader allows by name (those of `ALLOWABLE` become warnings).
+        refuse: codes that the tenant's policy does not take even as a warning.
         content: False leaves the values unread: `delta_norm` is None, the manifest digest is the same.
         declared_sha256: name → SHA-256 in hex that must hold.
         progress: called with the number of bytes hashed since the last call.
@@ -67,7 +69,7 @@ def examine(
     Returns:
         A verdict; a refusal is in it and not raised. Never an AdapterdError.
     """
-    findings = Findings(allow)
+    findings = Findings(allow, refuse)
     examination = _Examination(package, base, limits, findings)
     try:
         found = examination.structure()

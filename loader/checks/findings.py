@@ -37,20 +37,28 @@ class Verdict:
 
 
 class Findings:
-    """Problems as the checks come upon them, with what the uploader allowed turned into warnings."""
+    """Problems as the checks come upon them, weighed by a policy.
 
-    def __init__(self, allow: Iterable[Code] = ()) -> None:
+    Args:
+        allow: refusals that become warnings, within `ALLOWABLE`.
+        refuse: warnings that become refusals; any code.
+    """
+
+    def __init__(self, allow: Iterable[Code] = (), refuse: Iterable[Code] = ()) -> None:
         self._allow = frozenset(allow) & ALLOWABLE
+        self._refuse = frozenset(refuse)
         self._rejects: list[Problem] = []
         self._warnings: list[Problem] = []
 
     def add(self, *problems: Problem) -> None:
-        """Keep them in this order, those that the uploader allowed as warnings."""
+        """Keep them in this order, each as severe as the policy says."""
         for problem in problems:
             if problem.severity == "reject" and problem.code in self._allow:
                 self._warnings.append(replace(problem, severity="warn", hint="Allowed by name for this version."))
             elif problem.severity == "reject":
                 self._rejects.append(problem)
+            elif problem.code in self._refuse:
+                self._rejects.append(replace(problem, severity="reject"))
             else:
                 self._warnings.append(problem)
 

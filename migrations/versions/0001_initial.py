@@ -53,6 +53,7 @@ def _create_tenants() -> None:
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("require_signature", sa.Boolean(), nullable=False),
         sa.Column("allow", sa.JSON(), nullable=False),
+        sa.Column("refuse", sa.JSON(), nullable=False),
         sa.Column("limits", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_tenants"),
     )

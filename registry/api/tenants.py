@@ -32,12 +32,13 @@ class Policy(BaseModel):
 
     require_signature: bool = True
     allow: list[Code] = Field(default_factory=list, max_length=64)
+    refuse: list[Code] = Field(default_factory=list, max_length=64)
     limits: dict[str, Any] | None = None
 
     def checked(self, now: TenantPolicy) -> TenantPolicy:
         """Raises Failed (SETTINGS_INVALID)."""
         limits = now.limits if self.limits is None else Limits.from_json(self.limits)
-        return TenantPolicy(self.require_signature, frozenset(self.allow), limits)
+        return TenantPolicy(self.require_signature, frozenset(self.allow), frozenset(self.refuse), limits)
 
 
 def routes(context: Context) -> APIRouter:

@@ -26,11 +26,13 @@ class TenantPolicy:
     Attributes:
         require_signature: whether an upload without a valid publisher signature is refused.
         allow: refusals that an uploader may turn into recorded warnings, within `loader.checks.ALLOWABLE`.
+        refuse: warnings that are refusals in this tenant, such as SCALE_SUSPECT.
         limits: the caps.
     """
 
     require_signature: bool = True
     allow: frozenset[Code] = frozenset()
+    refuse: frozenset[Code] = frozenset()
     limits: Limits = DEFAULT_LIMITS
 
     def as_json(self) -> dict[str, Any]:
@@ -38,6 +40,7 @@ class TenantPolicy:
         return {
             "require_signature": self.require_signature,
             "allow": sorted(code.value for code in self.allow),
+            "refuse": sorted(code.value for code in self.refuse),
             "limits": self.limits.as_json(),
         }
 

@@ -12,7 +12,7 @@ from adapterd.registry.database import Base, UtcDateTime
 
 
 class TenantRow(Base):
-    """One tenant and its policy. `allow` holds problem codes, `limits` what overrides the default ones."""
+    """One tenant and its policy. `allow` and `refuse` hold problem codes, `limits` what overrides the default ones."""
 
     __tablename__ = "tenants"
 
@@ -20,4 +20,5 @@ class TenantRow(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     require_signature: Mapped[bool]
     allow: Mapped[list[str]] = mapped_column(JSON)
+    refuse: Mapped[list[str]] = mapped_column(JSON)
     limits: Mapped[dict[str, Any]] = mapped_column(JSON)

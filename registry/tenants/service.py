@@ -41,6 +41,7 @@ class TenantService:
                 created_at=self._clock(),
                 require_signature=policy.require_signature,
                 allow=[],
+                refuse=[],
                 limits={},
             )
             session.add(row)
@@ -77,8 +78,8 @@ class TenantService:
             may_limit: whether the actor may change the limits, which protect the registry from the tenant.
 
         Raises:
-            Failed: SETTINGS_INVALID when it allows a code outside `ALLOWABLE`; REQUEST_INVALID for other limits
-                from who may not change them.
+            Failed: SETTINGS_INVALID when it allows a code outside `ALLOWABLE`, or one that it refuses;
+                REQUEST_INVALID for other limits from who may not change them.
             NotFound: no such tenant.
         """
         forbidden = sorted(policy.allow - ALLOWABLE)
@@ -87,6 +88,9 @@ class TenantService:
                 Code.SETTINGS_INVALID, "allow", f"{forbidden[0]} cannot be allowed",
                 f"Allowable: {', '.join(sorted(ALLOWABLE))}.",
             )  # fmt: skip
+        both = sorted(policy.allow & policy.refuse)
+        if both:
+            raise error(Code.SETTINGS_INVALID, "refuse", f"{both[0]} cannot be allowed and refused at once")
         with self._db.write() as session:
             row = self.lock(session, name)
             if not may_limit and policy.limits != _policy(row).limits:
@@ -96,6 +100,7 @@ class TenantService:
                 )  # fmt: skip
             row.require_signature = policy.require_signature
             row.allow = sorted(code.value for code in policy.allow)
+            row.refuse = sorted(code.value for code in policy.refuse)
             row.limits = _overrides(policy.limits)
             detail = {**policy.as_json(), "policy_id": policy.policy_id}
             self._audit.append(session, tenant=name, actor=actor, action="tenant.policy", target=name, detail=detail)
@@ -117,7 +122,12 @@ class TenantService:
 
 
 def _policy(row: TenantRow) -> TenantPolicy:
-    return TenantPolicy(row.require_signature, frozenset(Code(c) for c in row.allow), Limits.from_json(row.limits))
+    return TenantPolicy(
+        require_signature=row.require_signature,
+        allow=frozenset(Code(c) for c in row.allow),
+        refuse=frozenset(Code(c) for c in row.refuse),
+        limits=Limits.from_json(row.limits),
+    )
 
 
 def _overrides(limits: Limits) -> dict[str, object]:

@@ -235,6 +235,18 @@ def test_administration(world: World, tmp_path: Path) -> None:
     assert operator.json("tenant", "policy", "globex")["policy"] == policy
 
 
+def test_an_operator_sets_a_tenants_caps_and_what_it_does_not_take(world: World, tmp_path: Path) -> None:
+    caps = tmp_path / "caps.json"
+    caps.write_text('{"max_rank": 2, "allowed_target_modules": ["q_proj"]}')
+    world.operator.json("tenant", "create", "strict")
+    policy = world.operator.json(
+        "tenant", "policy", "strict", "--limits", caps, "--refuse", "SCALE_SUSPECT", "--refuse", "BASE_MISMATCH"
+    )["policy"]
+    assert (policy["limits"]["max_rank"], policy["limits"]["allowed_target_modules"]) == (2, ["q_proj"])
+    assert policy["refuse"] == ["BASE_MISMATCH", "SCALE_SUSPECT"]
+    assert world.operator.codes("tenant", "policy", "strict", "--refuse", "NONSENSE", status=2) == ["REQUEST_INVALID"]
+
+
 def test_an_unsigned_version_passes_where_the_policy_says_so(world: World, tmp_path: Path) -> None:
     world.operator.json("tenant", "create", "lax")
     scopes = [word for scope in SCOPES for word in ("--scope", scope)]

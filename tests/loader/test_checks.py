@@ -331,8 +331,8 @@ def test_a_policy_may_name_the_modules_that_may_be_adapted(tmp_path: Path) -> No
 def test_more_tensors_than_two_a_module_are_refused_by_their_number(tmp_path: Path) -> None:
     strays = {f"stray{i}": np.ones((1,), np.float32) for i in range(9)}
     write_package(tmp_path, tensors=strays)  # and eight that belong there
-    assert codes(verdict(tmp_path, limits=Limits(max_modules=8))) == [Code.QUOTA_EXCEEDED]
-    assert codes(verdict(tmp_path, limits=Limits(max_modules=9))) == [Code.UNKNOWN_KEY]
+    assert codes(examine_path(tmp_path, BASE, limits=Limits(max_modules=8))) == [Code.QUOTA_EXCEEDED]
+    assert codes(examine_path(tmp_path, BASE, limits=Limits(max_modules=9))) == [Code.UNKNOWN_KEY]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,18 @@ def test_allowed_codes(world: World, tmp_path: Path) -> None:
     assert answer.json()["code"] == "ZERO_DELTA"
 
 
+def test_refused_codes(world: World, tmp_path: Path) -> None:
+    """What is a warning elsewhere is a refusal in a tenant that says so."""
+    suspect = make_package(tmp_path / "suspect", alpha=1e6)
+    version = world.acme.publish(suspect)
+    assert ("SCALE_SUSPECT", "warn") in {(w["code"], w["severity"]) for w in version["warnings"]}
+    assert world.acme.http.put(world.acme.url("/policy"), json={"refuse": ["SCALE_SUSPECT"]}).status_code == 200
+    answer = world.acme.finalize(world.acme.send(suspect.signed(world.acme.key), adapter="other"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "SCALE_SUSPECT")
+    both = world.acme.http.put(world.acme.url("/policy"), json={"allow": ["ZERO_DELTA"], "refuse": ["ZERO_DELTA"]})
+    assert (both.json()["code"], both.json()["where"]) == ("SETTINGS_INVALID", "refuse")
+
+
 def test_a_policy_that_changed_meanwhile_binds(world: World, tmp_path: Path) -> None:
     zero = make_package(tmp_path / "zero", scale=0.0).signed(world.acme.key)
     world.acme.http.put(world.acme.url("/policy"), json={"allow": ["ZERO_DELTA"]})

@@ -56,13 +56,13 @@ def test_of_two_creators_one_wins(services: Services) -> None:
 
 def test_policy_fails_closed_by_default(services: Services) -> None:
     services.tenants.create("acme", actor="op")
-    assert services.tenants.policy("acme") == TenantPolicy(True, frozenset(), DEFAULT_LIMITS)
+    assert services.tenants.policy("acme") == TenantPolicy(require_signature=True, limits=DEFAULT_LIMITS)
 
 
 def test_policy_round_trip(services: Services) -> None:
     services.tenants.create("acme", actor="op")
     limits = replace(DEFAULT_LIMITS, max_rank=16, allowed_target_modules=("q_proj", "v_proj"))
-    policy = TenantPolicy(False, frozenset({Code.ZERO_DELTA}), limits)
+    policy = TenantPolicy(False, frozenset({Code.ZERO_DELTA}), frozenset({Code.SCALE_SUSPECT}), limits)
     assert services.tenants.set_policy("acme", policy, actor="op") == policy
     assert services.tenants.policy("acme") == policy
     assert services.tenants.policy("acme").policy_id == policy.policy_id != TenantPolicy().policy_id
