@@ -32,27 +32,33 @@ def register(app: typer.Typer) -> None:
     command(app, "serve")(serve)
 
 
-def db_init() -> Report:
+def db_init(
+    *,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Make one more operator token, if the first is lost.")
+    ] = False,
+) -> Report:
     """Make schema, admission key and one operator token, which is shown once. Safe to run again."""
-    from adapterd.registry.operations import initialise, load_admission_key
+    from adapterd.registry.operations import initialise, load_admission_key, mint_operator_token
     from adapterd.registry.settings import load_settings
 
     settings = load_settings()
     made = initialise(settings)
+    token = made.operator_token or (mint_operator_token(settings) if new_token else None)
     body = {
         "database_url": made.database_url,
         "data_dir": str(settings.data_dir),
         "admission_key_id": made.admission_key_id,
         "admission_public_key": load_admission_key(settings).public.pem,
-        "operator_token": made.operator_token,
+        "operator_token": token,
     }
-    if made.operator_token:
+    if token:
         note("keep the operator token now: it cannot be shown again")
     else:
-        note("the registry was there already; no new operator token was made")
+        note("the registry was there already; --new-token makes another operator token")
     return Report(
         body,
-        [made.operator_token] if made.operator_token else [],
+        [token] if token else [],
         lambda: [facts((k, v) for k, v in body.items() if k != "admission_public_key")],
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.files import FileReader
-from adapterd.loader.identity import WEIGHTS_FILE, VersionKey
+from adapterd.loader.identity import WEIGHTS_FILE
 from adapterd.loader.layout import Block, Layout
 from adapterd.loader.manifest import Manifest, TensorEntry
 from adapterd.loader.trust.admission import CHUNK_BYTES
@@ -27,16 +26,6 @@ NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PackedAdapter:
-    """One version in the engine's layout, in host memory: `buffer` has `layout.nbytes` bytes."""
-
-    key: VersionKey
-    manifest: Manifest
-    layout: Layout
-    buffer: memoryview
 
 
 def pack(manifest: Manifest, layout: Layout, weights: FileReader, chunks: Sequence[str], out: memoryview) -> None:

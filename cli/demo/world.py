@@ -67,7 +67,6 @@ ADAPTERS = (
         rank_pattern={"down_proj": 2},
     ),
 )
-SECOND_FINANCE = AdapterPlan("acme", "finance", 8, 16, ("q_proj", "v_proj"), seed=13)
 FOREIGN_BASE = AdapterPlan("acme", "elsewhere", 8, 16, ("q_proj",), seed=14, revision=OTHER_REVISION)
 
 

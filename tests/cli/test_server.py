@@ -54,6 +54,12 @@ def test_init_shows_one_token_once_and_can_be_repeated(operator: Commands, tmp_p
     operator.json("db", "upgrade")
 
 
+def test_a_lost_operator_token_is_replaced_at_the_machine(operator: Commands) -> None:
+    first = operator.json("db", "init")["operator_token"]
+    second = operator.json("db", "init", "--new-token")["operator_token"]
+    assert second and second != first
+
+
 def test_what_is_not_there_says_how_to_make_it(operator: Commands) -> None:
     for words in (["db", "check"], ["serve", "--port", "0"]):
         result = operator.run(*words)
