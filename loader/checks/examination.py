@@ -25,7 +25,7 @@ from adapterd.loader.checks.findings import Findings, Verdict
 from adapterd.loader.checks.fit import shape_problems
 from adapterd.loader.checks.naming import Naming, bind, naming_problems
 from adapterd.loader.checks.pairs import Pair, pair_up
-from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, error, reject
+from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, reject
 from adapterd.loader.formats.archives import open_package
 from adapterd.loader.formats.files import FileReader, Package, file_entries, read_all
 from adapterd.loader.formats.library_check import agree_with_library
@@ -140,8 +140,7 @@ class _Examination:
         return contents.stored
 
     def _tensors(self, weights: FileReader) -> tuple[Pair, ...]:
-        header = read_header(weights, self.limits)
-        _check_quota(len(header.tensors), self.limits)
+        header = read_header(weights, self.limits, max_modules=self.limits.max_modules)
         agree_with_library(weights, header)
         return pair_up(header.tensors, self.findings)
 
@@ -195,16 +194,6 @@ class _Examination:
         self, stored: tuple[str, ...], files: tuple[FileEntry, ...] | None, progress: Progress | None
     ) -> tuple[FileEntry, ...]:
         return file_entries(self.package, stored, progress) if files is None else _given(files, stored)
-
-
-def _check_quota(tensors: int, limits: Limits) -> None:
-    """Two tensors a module and no other are ever admitted, so that their number alone can be too much.
-
-    Raises Refused (QUOTA_EXCEEDED), before time is spent on names.
-    """
-    if tensors > 2 * limits.max_modules:
-        message = f"{tensors} tensors, but at most {limits.max_modules} modules of two tensors each are served"
-        raise error(Code.QUOTA_EXCEEDED, WEIGHTS_FILE, message)
 
 
 def _given(files: Iterable[FileEntry], stored: Sequence[str]) -> tuple[FileEntry, ...]:

@@ -74,13 +74,17 @@ class Header:
     file_size: int
 
 
-def read_header(reader: FileReader, limits: Limits) -> Header:
+def read_header(reader: FileReader, limits: Limits, *, max_modules: int | None = None) -> Header:
     """Read and check the header; the data is not touched.
+
+    Args:
+        max_modules: of an adapter, which has two tensors each and no other: more tensors are refused before
+            time is spent on them one by one.
 
     Raises:
         Refused: one ST_* code a rule; EMPTY_TENSOR for a dimension of 0; QUOTA_EXCEEDED for a limit.
     """
-    return parse_header(reader.read_at(0, header_span(reader, limits)), reader.size, limits)
+    return parse_header(reader.read_at(0, header_span(reader, limits)), reader.size, limits, max_modules=max_modules)
 
 
 def header_span(reader: FileReader, limits: Limits) -> int:
@@ -115,11 +119,10 @@ def check_length(prefix: bytes, file_size: int, limits: Limits) -> int:
     return LENGTH_BYTES + length
 
 
-def parse_header(start: bytes, file_size: int, limits: Limits) -> Header:
+def parse_header(start: bytes, file_size: int, limits: Limits, *, max_modules: int | None = None) -> Header:
     """The header from the first bytes of the file (prefix and JSON, no more) and the file's (declared) size.
 
-    Raises:
-        Refused: see `read_header`.
+    Args, Raises: see `read_header`.
     """
     span = check_length(start[:LENGTH_BYTES], file_size, limits)
     text = start[LENGTH_BYTES:span]
@@ -130,6 +133,9 @@ def parse_header(start: bytes, file_size: int, limits: Limits) -> Header:
     metadata = _metadata(fields.pop(METADATA, {}), limits)
     if len(fields) > limits.max_tensors:
         raise error(Code.QUOTA_EXCEEDED, WEIGHTS_FILE, f"{len(fields)} tensors, at most {limits.max_tensors}")
+    if max_modules is not None and len(fields) > 2 * max_modules:
+        message = f"{len(fields)} tensors, but at most {max_modules} modules of two tensors each are served"
+        raise error(Code.QUOTA_EXCEEDED, WEIGHTS_FILE, message)
     tensors = _check_invariants(fields, span, file_size, limits)
     return Header(tensors, metadata, span, file_size)
 
