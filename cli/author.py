@@ -33,7 +33,7 @@ Subject = Annotated[
     str,
     typer.Argument(
         metavar="PATH|REF",
-        help="A folder, zip or tar(.gz) with an adapter, or a REF (tenant/name[:alias][@sha256:…]).",
+        help=r"A folder, zip or tar(.gz) with an adapter, or a REF (tenant/name[:alias]\[@sha256:…]).",
     ),
 ]
 Base = Annotated[str | None, typer.Option("--base", help=BASE_HELP, show_default=False)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from adapterd.cli.boundary import command
-from adapterd.cli.inputs import parse_alias, parse_name
+from adapterd.cli.inputs import REF_HELP, parse_alias, parse_name
 from adapterd.cli.output import Report, facts, rows, size, table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adapterd.cli.client import RegistryClient, VersionInfo
 
 Verb = Literal["yank", "quarantine", "release"]
-RefArgument = Annotated[str, typer.Argument(metavar="REF", help="tenant/name[:alias][@sha256:…]")]
+RefArgument = Annotated[str, typer.Argument(metavar="REF", help=REF_HELP)]
 NameArgument = Annotated[str, typer.Argument(metavar="TENANT/NAME")]
 AliasArgument = Annotated[str, typer.Argument(metavar="TENANT/NAME:ALIAS")]
 
@@ -198,7 +198,7 @@ def quarantine(ref: RefArgument) -> Report:
 
 
 def release(ref: RefArgument) -> Report:
-    """Undo `yank` or `quarantine`."""
+    """Undo `yank` or `quarantine`; a withdrawn version is named by its digest (`adapterctl list TENANT/NAME`)."""
     return _withdraw(ref, "release")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapterd.cli.boundary import command
-from adapterd.cli.inputs import BaseChoice
+from adapterd.cli.inputs import REF_HELP, BaseChoice
 from adapterd.cli.output import Report, facts, progress, size
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pull(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="tenant/name[:alias][@sha256:…]")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help=REF_HELP)],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The folder to make. Default: the adapter's name.", show_default=False),

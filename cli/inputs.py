@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from adapterd.cli.environment import has_server
+from adapterd.cli.environment import has_server, server_url
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
-    from adapterd.loader.errors import Code
+    from adapterd.loader.errors import AdapterdError, Code
     from adapterd.loader.identity import Ref
     from adapterd.loader.limits import Limits
     from adapterd.loader.trust.keys import PrivateKey, PublicKey
+
+REF_HELP = r"tenant/name[:alias]\[@sha256:…]; no alias means `default`."
+"""Escaped for the help, which reads brackets as markup."""
 
 K = TypeVar("K")
 
@@ -58,6 +61,8 @@ class BaseChoice:
         if path.is_dir():
             return self._from_directory(path)
         if path.exists() or not _is_pinned(self.text):
+            if not path.exists():
+                raise _no_such_base(self.text)
             return self._from_file(path)
         return _from_registry(*split_pinned(self.text))
 
@@ -65,7 +70,10 @@ class BaseChoice:
         from adapterd.loader.base_model import BaseSpec
 
         if self.id is None or self.revision is None:
-            message = "a model directory says neither its id nor its revision: give --base-id and --base-revision"
+            message = (
+                "a model directory says neither its id nor its revision: give --base-id and --base-revision"
+                " (of `base add` and `base table`: --id and --revision)"
+            )
             raise typer.BadParameter(message, param_hint="--base")
         return BaseSpec.from_directory(path, id=self.id, revision=self.revision)
 
@@ -77,6 +85,15 @@ class BaseChoice:
             message = f"the table is of {spec.id}@{spec.revision}, which --base-id and --base-revision deny"
             raise typer.BadParameter(message, param_hint="--base")
         return spec
+
+
+def _no_such_base(text: str) -> AdapterdError:
+    from adapterd.loader.errors import Code, error
+
+    return error(
+        Code.PATH_NOT_FOUND, text, "there is no such file or folder",
+        "A registered base is named ID@REVISION; `adapterctl base list` shows them.",
+    )  # fmt: skip
 
 
 def _is_pinned(text: str) -> bool:
@@ -186,17 +203,37 @@ def subject_of(text: str) -> Path | Ref:
 
     What exists is a path. What does not exist is a REF only if it reads as one and a server is
     named; otherwise it is a missing folder, which the caller's opening of it will say.
+
+    Raises:
+        Failed: SETTINGS_INVALID for what can only be a REF (it has an alias or a digest) without a server.
     """
     from adapterd.loader.errors import AdapterdError
     from adapterd.loader.identity import Ref
 
     path = Path(text)
-    if path.exists() or not has_server():
+    if path.exists():
         return path
+    if not has_server():
+        return _only_a_ref(text) or path
     try:
         return Ref.parse(text)
     except AdapterdError:
         return path
+
+
+def _only_a_ref(text: str) -> Ref | None:
+    """A REF with an alias or a digest, for which a server must be named; None for what may be a folder."""
+    from adapterd.loader.errors import AdapterdError
+    from adapterd.loader.identity import Ref
+
+    try:
+        ref = Ref.parse(text)
+    except AdapterdError:
+        return None
+    if ref.alias or ref.digest:
+        server_url()
+        return ref
+    return None
 
 
 def parse_name(text: str) -> tuple[str, str]:

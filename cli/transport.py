@@ -138,7 +138,8 @@ def parsed_problem(fields: object) -> Problem | None:
 
 
 def _with_token_hint(problem: Problem) -> Problem:
-    if problem.code is not Code.UNAUTHENTICATED or problem.hint:
+    """The server speaks of HTTP headers; who types commands needs to know where a token is put."""
+    if problem.code is not Code.UNAUTHENTICATED:
         return problem
     return reject(problem.code, problem.where or "token", problem.message, TOKEN_HINT)
 

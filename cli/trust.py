@@ -43,7 +43,8 @@ def init(
 
     path = trust_path()
     if path.exists():
-        raise error(Code.ALREADY_EXISTS, str(path), "there is a trust file", "Add to it: `adapterctl trust add-key`.")
+        hint = "Add to it: `adapterctl trust add-key PEM --tenant T` or `--admission`; or move it away first."
+        raise error(Code.ALREADY_EXISTS, str(path), "there is a trust file", hint)
     store = TrustStore()
     for file in admission_key or ():
         store.add_admission_key(load_public_key(file), file.name)

@@ -199,7 +199,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = f" at {self.where}" if self.where else ""
-        hint = f" {self.hint}" if self.hint else ""
+        end = "" if self.message.endswith((".", "!", "?")) else "."
+        hint = f"{end} {self.hint}" if self.hint else ""
         return f"{self.code}{where}: {self.message}{hint}"
 
 

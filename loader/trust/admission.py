@@ -177,7 +177,7 @@ def _check_signature(envelope: Envelope, keys: list[PublicKey]) -> str:
     raise error(
         Code.KEY_UNKNOWN, _where("signatures[0]"),
         f"signed by key {envelope.key_id[:64]!r}, which is none of the {len(keys)} known admission keys",
-        "If you know this registry, add its admission key: `adapterctl trust add-key`.",
+        "If you know this registry, add its admission key: `adapterctl trust add-key PEM --admission`.",
     )  # fmt: skip
 
 

@@ -170,11 +170,12 @@ def _parse_bundle(data: bytes) -> tuple[Envelope, str | None]:
 def _signer(envelope: Envelope, hint: str | None, keys: Sequence[PublicKey]) -> PublicKey:
     candidates = [k for k in keys if hint is None or k.oms_hint == hint]
     if not candidates:
-        named = f"key {hint}" if hint else "a key that it does not name"
+        named = f"a key whose PEM has the digest {hint}" if hint else "a key that it does not name"
         raise error(
             Code.KEY_UNKNOWN, SIGNATURE_FILE,
             f"signed by {named}, which is none of the {len(keys)} known publisher keys",
-            "If you know this publisher, add the key: `adapterctl trust add-key`.",
+            "If you know this publisher: `adapterctl key add TENANT PUB` on the server,"
+            " `adapterctl trust add-key PUB --tenant TENANT` in a trust file.",
         )  # fmt: skip
     signed = envelope.signed_bytes()
     for key in candidates:

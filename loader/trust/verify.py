@@ -86,7 +86,7 @@ class TrustedVersion:
         if not keys:
             raise error(
                 Code.TRUST_NOT_CONFIGURED, "admission keys", "the trust file lists no admission key",
-                "Add it with `adapterctl trust add-key`.",
+                "`adapterctl trust add-key PEM --admission`; the operator has the PEM, and so has /v1/admission-keys.",
             )  # fmt: skip
         statement, key_id = open_signed(data, [k.key for k in keys])
         _refuse_revoked(keys, key_id, "admission statement")

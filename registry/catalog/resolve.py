@@ -74,7 +74,8 @@ def _choose(ref: Ref, found: _Found) -> Pinned:
     if row.state == VersionState.QUARANTINED or (row.state == VersionState.YANKED and ref.digest is None):
         raise error(
             Code.VERSION_WITHDRAWN, str(ref), f"version {row.number} is {row.state}",
-            "A yanked version can still be had by its digest; a quarantined one must be released first.",
+            "A yanked version can still be had by its digest; a quarantined one must be released first:"
+            " `adapterctl release TENANT/NAME@sha256:…`, with the digest from `adapterctl list TENANT/NAME`.",
         )  # fmt: skip
     return Pinned(row.tenant, row.adapter, row.number, row.version_digest, pin_of(row), VersionState(row.state))
 

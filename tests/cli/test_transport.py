@@ -42,7 +42,7 @@ def test_the_servers_own_code_decides(status: int, code: str, exit_status: int) 
     assert (fault.code.value, fault.exit_status, str(fault.problem)) == (
         code,
         exit_status,
-        f"{code} at w: m h",
+        f"{code} at w: m. h",
     )
 
 
@@ -52,7 +52,9 @@ def test_what_broke_in_the_server_may_work_later() -> None:
 
 
 def test_no_token_says_how_to_give_one() -> None:
-    body = {"problems": [{"code": "UNAUTHENTICATED", "where": "Authorization", "message": "m", "hint": ""}]}
+    body = {
+        "problems": [{"code": "UNAUTHENTICATED", "where": "Authorization", "message": "m", "hint": "Send a header."}]
+    }
     fault = _fault(lambda _: httpx.Response(401, json=body))
     assert "ADAPTERD_TOKEN" in fault.problem.hint
     assert "ADAPTERD_TOKEN" in _fault(lambda _: httpx.Response(401)).problem.hint
