@@ -134,6 +134,7 @@ def _send(client: RegistryClient, package: Package, plan: Plan, *, resume: bool)
     from adapterd.cli.uploader import Memory, Uploader
 
     memory = Memory.of(plan, client.url)
+    _tell_if_published(client, plan)
     if resume and memory.load() is not None:
         note("continuing the interrupted upload of these files")
     with progress(f"uploading {size(plan.total_bytes)}", plan.total_bytes) as advance:
@@ -167,3 +168,15 @@ def _report(version: VersionInfo, alias: str | None, checked: Verification, left
     if left_out:
         shown.append(("left out", ", ".join(left_out)))
     return Report(body, [str(version.ref)], lambda: [facts(shown)], checked.problems)
+
+
+def _tell_if_published(client: RegistryClient, plan: Plan) -> None:
+    """The same files are the same version, and an upload of them only moves an alias: said, so that nobody wonders."""
+    from adapterd.loader.errors import AdapterdError
+    from adapterd.loader.identity import version_digest
+
+    try:
+        found = client.version(plan.tenant, plan.adapter, f"sha256:{version_digest(plan.files)}")
+    except AdapterdError:  # only a remark: what is wrong with the server, the upload itself will say
+        return
+    note(f"these files are version {found.number} already; no other version will be made")

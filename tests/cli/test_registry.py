@@ -87,6 +87,14 @@ def test_the_main_road(world: World, tmp_path: Path) -> None:
     assert "adapter_model.safetensors" in shown
 
 
+def test_the_same_files_again_are_the_same_version_and_it_is_said(world: World, tmp_path: Path) -> None:
+    first = _publish(world, tmp_path / "v1", "acme/again", seed=5)
+    words = ("upload", tmp_path / "v1", "acme/again", "--base", PINNED, "--sign", world.key)
+    again = world.acme.run(*words)
+    assert again.exit_code == 0 and "version 1 already" in again.stderr
+    assert world.acme.json(*words)["version"]["number"] == first["version"]["number"]  # type: ignore[index]
+
+
 def test_a_pull_is_what_was_published_with_its_statement_beside_it(world: World, tmp_path: Path) -> None:
     told = _publish(world, tmp_path / "v1", "acme/pulled", "--alias", "default")
     out = tmp_path / "deep/out"
