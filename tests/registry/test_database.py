@@ -20,7 +20,7 @@ NOW = datetime(2026, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 
 
 def row(name: str, at: datetime = NOW) -> TenantRow:
-    return TenantRow(name=name, created_at=at, require_signature=True, allow=[], limits={})
+    return TenantRow(name=name, created_at=at, require_signature=True, allow=[], refuse=[], limits={})
 
 
 def count(db: Database) -> int:
