@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import adapterd
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "gpu_cache", "loader", "migrations", "registry")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -86,3 +88,9 @@ def test_the_wheel_holds_the_code_and_nothing_else(tmp_path: Path) -> None:
     extra = {"adapterd/__init__.py", "adapterd/py.typed", "adapterd/migrations/script.py.mako"}
     assert code == sources | extra
     assert all(n.startswith(("adapterd/", "adapterd-")) for n in names)
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert adapterd.__version__ == PYPROJECT["project"]["version"]
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = adapterd.nonsense
