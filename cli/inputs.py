@@ -60,10 +60,10 @@ class BaseChoice:
         path = Path(self.text)
         if path.is_dir():
             return self._from_directory(path)
-        if path.exists() or not _is_pinned(self.text):
-            if not path.exists():
-                raise _no_such_base(self.text)
+        if path.exists():
             return self._from_file(path)
+        if not _is_pinned(self.text):
+            raise _no_such_base(self.text)
         return _from_registry(*split_pinned(self.text))
 
     def _from_directory(self, path: Path) -> BaseSpec:
