@@ -38,8 +38,8 @@ SMALLEST = float(np.finfo(np.float32).smallest_normal)
 TILE_VALUES = 1 << 20
 """Values of one tile of A, 4 MiB at most: its columns lie apart, so it is read whole where it can be."""
 
-TILE_BYTES = 1 << 18
-"""Of one tile of B, which is read at once: small enough to stay in a core's cache until it is summed."""
+TILE_BYTES = 1 << 19
+"""Of one tile of B, which is read at once."""
 
 NORM_DIGITS = 8
 """Digits kept of a norm. The order of a BLAS sum varies between machines; the manifest should not."""

@@ -23,8 +23,9 @@ from datetime import datetime
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks import Verdict, examine
 from adapterd.loader.checks.content import hash_mismatch
+from adapterd.loader.checks.crew import Crew
 from adapterd.loader.errors import Code, Conflict, Problem, Refused, error, reject
-from adapterd.loader.formats.files import Package, blocks, read_all
+from adapterd.loader.formats.files import Package, file_entries, read_all
 from adapterd.loader.formats.package import judge_package
 from adapterd.loader.formats.safetensors_header import header_span, parse_header
 from adapterd.loader.formats.text import shown
@@ -33,7 +34,7 @@ from adapterd.loader.limits import Limits
 from adapterd.loader.manifest import Manifest
 from adapterd.loader.trust import oms
 from adapterd.loader.trust.admission import NO_PUBLISHER, AdmissionStatement, issue
-from adapterd.loader.trust.chunks import ChunkHasher
+from adapterd.loader.trust.chunks import chunk_digests
 from adapterd.loader.trust.keys import PrivateKey, PublicKey
 from adapterd.registry.base_models.service import BaseModelService
 from adapterd.registry.tenants.interfaces import TenantPolicy
@@ -117,21 +118,22 @@ def receive(receiver: Receiver, data: bytes, limits: Limits) -> None:
 
 def hash_files(package: Package, upload: Upload) -> Hashed:
     """Hash the stored bytes. Raises Refused (HASH_MISMATCH) for each file that is not the declared one."""
-    found: list[FileEntry] = []
-    chunks: tuple[str, ...] = ()
-    for name in package.names():
-        hasher = ChunkHasher()
-        reader = package.open(name)
-        for block in blocks(reader):
-            hasher.update(block)
-        digest, parts = hasher.finish()
-        chunks = parts if name == WEIGHTS_FILE else chunks
-        found.append(FileEntry(name, digest, reader.size))
+    hashed = digests(package)
     declared = {f.declared.path: f.declared for f in upload.files}
-    problems = [hash_mismatch(f.path, f.sha256, declared[f.path].sha256) for f in found if f != declared[f.path]]
+    problems = [hash_mismatch(f.path, f.sha256, declared[f.path].sha256) for f in hashed.files if f != declared[f.path]]
     if problems:
         raise Refused(*problems)
-    return Hashed(tuple(found), chunks)
+    return hashed
+
+
+def digests(package: Package) -> Hashed:
+    """The digests of every file, and of the tensor file's chunks."""
+    names = package.names()
+    sizes = package.sizes()
+    with Crew(sizes.get(WEIGHTS_FILE, 0)) as crew:  # two digests of every byte, side by side
+        hashing = crew.call(lambda: file_entries(package, names))
+        chunking = crew.call(lambda: chunk_digests(package.open(WEIGHTS_FILE)) if WEIGHTS_FILE in names else ())
+        return Hashed(hashing(), chunking())
 
 
 def verify_signature(

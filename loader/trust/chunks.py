@@ -56,7 +56,11 @@ class ChunkHasher:
 
 def chunk_digests(reader: Chunked) -> tuple[str, ...]:
     """SHA-256 (hex) of each 4 MiB of a file, in order. Raises what the reader raises (ST_TRUNCATED)."""
-    hasher = ChunkHasher()
-    for offset in range(0, reader.size, _READ_BYTES):
-        hasher.update(reader.read_at(offset, min(_READ_BYTES, reader.size - offset)))
-    return hasher.finish()[1]
+    return tuple(_chunk_digest(reader, begin) for begin in range(0, reader.size, CHUNK_BYTES))
+
+
+def _chunk_digest(reader: Chunked, begin: int) -> str:
+    digest, end = hashlib.sha256(), min(begin + CHUNK_BYTES, reader.size)
+    for offset in range(begin, end, _READ_BYTES):
+        digest.update(reader.read_at(offset, min(_READ_BYTES, end - offset)))
+    return digest.hexdigest()
