@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.budgets import Budget
 from adapterd.gpu_cache.composition import Asked, total_rank
-from adapterd.gpu_cache.loading import Loader
+from adapterd.gpu_cache.host.loading import Loader
 from adapterd.gpu_cache.records import Entry, LeaseRecord, Place
 from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, error, reject
 from adapterd.loader.identity import BasePin, Ref, VersionKey

@@ -19,11 +19,11 @@ from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
 from adapterd.gpu_cache.device import Device, Event, open_device
 from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
-from adapterd.gpu_cache.host_tier import HostTier
+from adapterd.gpu_cache.host.loading import Loader, store_loader
+from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
+from adapterd.gpu_cache.host.tier import HostTier
 from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.leases import Lease, check_ready
-from adapterd.gpu_cache.loader_pool import FairPool, LoaderPool
-from adapterd.gpu_cache.loading import Loader, store_loader
 from adapterd.gpu_cache.records import LeaseRecord
 from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.statistics import CacheStatistics, snapshot

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from adapterd.gpu_cache.composition import Asked, Component
 from adapterd.gpu_cache.device import Event
 from adapterd.gpu_cache.fences import Readers
-from adapterd.gpu_cache.loading import Prepared
+from adapterd.gpu_cache.host.loading import Prepared
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import Problem
 from adapterd.loader.identity import BasePin, VersionKey

@@ -22,10 +22,10 @@ from adapterd.gpu_cache.admission import inadmissible, resolve_all, short_cut
 from adapterd.gpu_cache.composition import normalise
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue, Lost, Transfer
-from adapterd.gpu_cache.host_tier import HostTier
-from adapterd.gpu_cache.loader_jobs import Failure, LoaderJobs, check_wanted
-from adapterd.gpu_cache.loader_pool import LoaderPool
-from adapterd.gpu_cache.loading import Loader, Prepared
+from adapterd.gpu_cache.host.jobs import Failure, LoaderJobs, check_wanted
+from adapterd.gpu_cache.host.loading import Loader, Prepared
+from adapterd.gpu_cache.host.pool import LoaderPool
+from adapterd.gpu_cache.host.tier import HostTier
 from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState, Place, Verified, claim_of
 from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.errors import AdapterdError, Problem

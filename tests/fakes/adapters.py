@@ -14,7 +14,7 @@ from hashlib import sha256
 import torch
 
 from adapterd.gpu_cache import Resident
-from adapterd.gpu_cache.loading import Cancelled, Prepared
+from adapterd.gpu_cache.host.loading import Cancelled, Prepared
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, Problem, error, error_from
 from adapterd.loader.identity import FileEntry, Ref

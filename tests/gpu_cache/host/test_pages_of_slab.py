@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from adapterd.gpu_cache.slab import SlabPages
+from adapterd.gpu_cache.host.pages import SlabPages
 
 
 def test_one_run_is_preferred_and_scattered_pages_serve_otherwise() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from threading import Condition
 from typing import TypeVar
 
-from adapterd.gpu_cache.loader_pool import LoaderPool
+from adapterd.gpu_cache.host.pool import LoaderPool
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
-from adapterd.gpu_cache.loading import StoreLoader, packed_dtype
+from adapterd.gpu_cache.host.loading import StoreLoader, packed_dtype
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.identity import WEIGHTS_FILE, Ref

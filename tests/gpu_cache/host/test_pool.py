@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from adapterd.gpu_cache import TenantBudget
-from adapterd.gpu_cache.loader_pool import FairPool
+from adapterd.gpu_cache.host.pool import FairPool
 from fakes.devices import Barrier
 
 

@@ -9,9 +9,9 @@ from adapterd.gpu_cache.budgets import Budget
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.device import Device
 from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
-from adapterd.gpu_cache.loading import Prepared
+from adapterd.gpu_cache.host.loading import Prepared
+from adapterd.gpu_cache.host.pages import SlabPages
 from adapterd.gpu_cache.records import Entry
-from adapterd.gpu_cache.slab import SlabPages
 
 if TYPE_CHECKING:
     import torch

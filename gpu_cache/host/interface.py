@@ -1,0 +1,140 @@
+"""The port between a cache and the host memory behind it.
+
+The cache asks, and is told later: every call returns at once and does bookkeeping only, and its answer comes
+by `settle`, exactly once, from another thread and with none of the host's locks held. (`settle` may call the
+host again.) There are two hosts, which pass one contract suite: `host_cache.HostCache` in the cache's own
+process, and `process.client.HostClient`, which speaks to a loader process that runs a `HostCache` for all
+workers of the machine.
+
+What a request holds is given back by `release`, which also cancels what has not come yet. An image stays
+where it is, and is not overwritten, until every request that was answered with it is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from adapterd.loader.errors import Code, Problem
+from adapterd.loader.identity import Ref, VersionKey
+from adapterd.loader.layout import Layout
+from adapterd.loader.manifest import Manifest
+
+if TYPE_CHECKING:
+    from adapterd.loader.sources import Resolved
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a request ended, when it did not end well. Not empty."""
+
+    problems: tuple[Problem, ...]
+
+    @property
+    def cancelled(self) -> bool:
+        return self.problems[0].code is Code.LEASE_CANCELLED
+
+
+class Origin(StrEnum):
+    """Where the bytes of an image were when they were asked for."""
+
+    HOST = "host"  # packed in the slab
+    PACKED = "packed"  # on this machine's disk, in packed form
+    DISK = "disk"  # on this machine's disk, verified
+    SOURCE = "source"  # not here: fetched
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a version once it is verified and on the local disk: enough to admit it, no bytes yet."""
+
+    manifest: Manifest
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One version's packed bytes in a slab.
+
+    Attributes:
+        key: what it is.
+        slab: the memory that `pages` count in: one object for the life of a host, or of one run of a loader process.
+        pages: slab pages; page i of the packed form is bytes [pages[i], pages[i] + 1) × `layout.page_bytes` of it.
+        origin: where the bytes came from.
+        seconds: how long each stage of bringing them took (`verify`, `pack`); empty for `Origin.HOST`.
+    """
+
+    key: VersionKey
+    slab: Slab
+    manifest: Manifest
+    layout: Layout
+    pages: tuple[int, ...]
+    origin: Origin
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Slab(Protocol):
+    """One stretch of host memory, made of pages. Compared by identity."""
+
+    @property
+    def memory(self) -> Any:
+        """A buffer over all of it (read-only for a client of a loader process)."""
+        ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+
+Settle = Callable[[T_contra | Failure], None]
+
+
+class Host(Protocol):
+    """Verified bytes in host memory, budgeted by tenant. Thread-safe; nothing here blocks or raises.
+
+    Requests are numbered by the host; a number is never used twice.
+    """
+
+    @property
+    def slab(self) -> Slab:
+        """What images are in from now on. A loader process that was started anew has another one."""
+        ...
+
+    @property
+    def trust_changes(self) -> int:
+        """Grows when trust changes: what `verify` found to hold before has to be verified again."""
+        ...
+
+    def resolve(self, asked: Sequence[Ref], tenant: str, settle: Settle[tuple[Resolved, ...]]) -> int:
+        """Which version every REF means now, in order. NOT_FOUND for another tenant's and for unknown ones alike."""
+        ...
+
+    def verify(self, resolved: Resolved, tenant: str, settle: Settle[Facts]) -> int:
+        """Has the version fetched and verified, by what is trusted now. Equal requests share the work."""
+        ...
+
+    def fetch(
+        self, wanted: Sequence[Resolved], tenant: str, settle: Settle[tuple[Image, ...]], *, priority: int = 0
+    ) -> int:
+        """Has verified versions packed into the slab: memory for all of them at once, or none yet.
+
+        Among requests that wait for memory the higher priority goes first, then the older. BUDGET_EXCEEDED if they
+        can never fit together; HOST_QUEUE_FULL if the tenant has too many requests waiting.
+        """
+        ...
+
+    def release(self, request: int) -> None:
+        """Gives back what the request holds, or cancels it; its `settle` may still come, as LEASE_CANCELLED or not
+        at all. Idempotent."""
+        ...
+
+    def forget(self, key: VersionKey) -> None:
+        """Drops the version's image as soon as nobody holds it, and finds it no more (revocation)."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Fails what is pending (CACHE_CLOSED) and waits for what runs, `timeout` seconds at most. Idempotent."""
+        ...
