@@ -32,7 +32,8 @@ def _environment(shell: Commands) -> dict[str, str]:
 
 @contextmanager
 def _process(shell: Commands, *words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "adapterd.cli", *words]
+    # A shell's background jobs ignore SIGINT, and so would their children.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "adapterd.cli", *words]
     process = subprocess.Popen(
         command, env=_environment(shell), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
