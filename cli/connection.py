@@ -8,6 +8,8 @@ from adapterd.cli.credentials import load_token
 from adapterd.cli.environment import server_url, trust_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from adapterd.cli.client import RegistryClient
     from adapterd.loader.sources import RegistrySource
     from adapterd.loader.trust.policy import TrustStore
@@ -20,8 +22,12 @@ def connect() -> RegistryClient:
     return RegistryClient(server_url(), load_token())
 
 
-def open_source() -> RegistrySource:
-    """The loader's own view of the same server. Raises Failed (SETTINGS_INVALID), Unauthenticated."""
+def open_source(url: str | None = None) -> RegistrySource:
+    """The loader's own view of the server at `url`, or of ADAPTERD_URL.
+
+    Raises:
+        Failed: SETTINGS_INVALID. Unauthenticated.
+    """
     from adapterd.cli.transport import TOKEN_HINT
     from adapterd.loader.errors import Code, error
     from adapterd.loader.sources import RegistrySource
@@ -29,15 +35,15 @@ def open_source() -> RegistrySource:
     token = load_token()
     if token is None:
         raise error(Code.UNAUTHENTICATED, "token", "there is no token", TOKEN_HINT)
-    return RegistrySource(server_url(), token)
+    return RegistrySource(url or server_url(), token)
 
 
-def load_trust() -> TrustStore:
-    """The trust file; without it nothing is trusted (I8).
+def load_trust(path: Path | None = None) -> TrustStore:
+    """The trust file at `path`, or the user's own; without it nothing is trusted (I8).
 
     Raises:
         Untrusted: TRUST_NOT_CONFIGURED, TRUST_FILE_INVALID.
     """
     from adapterd.loader.trust.policy import TrustStore
 
-    return TrustStore.load(trust_path())
+    return TrustStore.load(path or trust_path())

@@ -15,6 +15,7 @@ import typer
 from adapterd.cli import admin, author, bases, catalog, convert, diff, download, server, trust, upload
 from adapterd.cli.boundary import Edge, command
 from adapterd.cli.output import Report
+from adapterd.cli.worker import command as worker
 
 EPILOG = (
     "Environment: ADAPTERD_URL (server), ADAPTERD_TOKEN (or `adapterctl token save`), "
@@ -36,7 +37,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for room in (author, convert, upload, download, catalog, diff, bases, admin, trust, server):
+    for room in (author, convert, upload, download, catalog, diff, bases, admin, trust, server, worker):
         room.register(app)
     command(app, "demo")(demo)
     return app

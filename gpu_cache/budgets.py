@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from adapterd.loader.errors import Code, error
+from adapterd.loader.errors import Code, Problem, error, reject
 
 Memory = Literal["vram", "host"]
 
@@ -30,6 +30,7 @@ class TenantBudget:
         max_vram_bytes, max_host_bytes: rounded down to whole pages.
         guaranteed_vram_bytes, guaranteed_host_bytes: rounded up to whole pages.
         max_loads: loads of this tenant that may run at once, or None for as many as there are loader threads.
+        max_waiting: leases, and requests to the host, that may wait at once; more are refused (QUEUE_FULL).
     """
 
     max_vram_bytes: int | None = None
@@ -37,12 +38,24 @@ class TenantBudget:
     guaranteed_vram_bytes: int = 0
     guaranteed_host_bytes: int = 0
     max_loads: int | None = None
+    max_waiting: int = 10_000
 
     def maximum(self, memory: Memory) -> int | None:
         return self.max_vram_bytes if memory == "vram" else self.max_host_bytes
 
     def guaranteed(self, memory: Memory) -> int:
         return self.guaranteed_vram_bytes if memory == "vram" else self.guaranteed_host_bytes
+
+    @property
+    def has_share(self) -> bool:
+        return self.guaranteed_vram_bytes > 0 or self.guaranteed_host_bytes > 0
+
+
+def queue_full(tenant: str, most: int) -> Problem:
+    return reject(
+        Code.QUEUE_FULL, tenant, f"{most} requests of this tenant wait already",
+        "Try again once some are served, or raise the tenant's max_waiting.",
+    )  # fmt: skip
 
 
 Usage = Counter[str]

@@ -2,7 +2,7 @@
 
 Locking: one condition guards all books (entries, leases, pages, slots, budgets). Calls on the serving
 thread hold it for bookkeeping only; they never wait for I/O or for the device (I14). Copies are enqueued
-outside it. Leaf locks below it: the loader pool's queue, a CPU stream's queue.
+outside it. Locks below it: the host's, and leaves such as a CPU stream's queue; the host answers without its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
 from adapterd.gpu_cache.device import Device, Event, open_device
 from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
-from adapterd.gpu_cache.host.loading import Loader, store_loader
-from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
-from adapterd.gpu_cache.host.tier import HostTier
+from adapterd.gpu_cache.host.interface import Host
+from adapterd.gpu_cache.host.opening import open_host
 from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.leases import Lease, check_ready
 from adapterd.gpu_cache.records import LeaseRecord
+from adapterd.gpu_cache.slabs import SlabTensors
 from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.statistics import CacheStatistics, snapshot
 from adapterd.gpu_cache.tickets import StepTicket
@@ -55,38 +55,37 @@ class AdapterCache:
         source: Source | None = None,
         trust: TrustStore | None = None,
         device: Device | None = None,
-        loader: Loader | None = None,
-        pool: LoaderPool | None = None,
+        host: Host | None = None,
         policy: Policy | None = None,
     ) -> None:
         """Allocates arena and slab.
 
         Args:
             base: the base model that this process runs.
-            source, trust: where versions come from, and whom to believe; needed unless `loader` is given.
+            source, trust: where versions come from, and whom to believe; needed unless `host` is given.
             device: else that of the configuration. A given one is not closed with the cache.
-            loader, pool, policy: else a verified store over `source`, threads, and least recently used.
+            host: else what the configuration asks for, over `source`. Made for this cache and closed with it; its
+                pages are as large as the configuration says, and `base` is its base.
+            policy: who has to go for others; else the least recently used.
 
         Raises:
             AdapterdError: SETTINGS_INVALID, DEVICE_ERROR, STORAGE_UNAVAILABLE.
         """
-        self._config, self._lock, self._cleanup = config, Condition(Lock()), ExitStack()
+        self._config, self._lock = config, Condition(Lock())
         self._owns_device = device is None
         self._device = device or open_device(config.device)
         policy = policy or LeastRecentlyUsed()
         self._vram = VramTier(self._device, config, policy)
-        self._host = HostTier(self._device, config, policy)
-        self._copies = CopyQueue(self._device, self._vram.arena, self._host.slab, config.page_bytes, self._lock)
-        self._pool = pool or FairPool.of(config.loader_threads, config.tenants, config.default_budget)
+        self._copies = CopyQueue(self._device, self._vram.arena, config.page_bytes, self._lock)
+        with ExitStack() as cleanup:
+            if host is None:
+                host = cleanup.enter_context(open_host(config, self._device, source, trust, base, policy))
+            else:
+                cleanup.callback(host.close, config.close_seconds)
+            self._host, slabs = host, SlabTensors(self._device, host.slab)
+            self._cleanup = cleanup.pop_all()
         self._stager = Stager(
-            config,
-            base,
-            lock=self._lock,
-            loader=loader or self._cleanup.enter_context(store_loader(config, source, trust)),
-            pool=self._pool,
-            host=self._host,
-            vram=self._vram,
-            copies=self._copies,
+            config, base, lock=self._lock, host=host, vram=self._vram, copies=self._copies, slabs=slabs
         )
         self._opened = self._closed = False
         self._book = LeaseBook()
@@ -126,15 +125,16 @@ class AdapterCache:
         with self._lock:
             self._closed = True
             self._fail_all(reject(Code.CACHE_CLOSED, "cache", "the cache was closed"))
-        self._pool.close(self._config.close_seconds)
         if self._owns_device:
             self._device.close()
         self._cleanup.close()
 
     # Leases
 
-    def acquire(self, wish: Wish, *, tenant: str) -> Lease:
+    def acquire(self, wish: Wish, *, tenant: str, priority: int = 0) -> Lease:
         """A lease on a REF, a composition, or the base (None). Returns at once (I14).
+
+        Among leases that wait for memory the higher priority goes first, then the older.
 
         What is wrong with the request or the adapter makes the lease fail, with the reason in
         `lease.problem`; it fails no other request (I17). Another tenant's REF fails as an unknown one.
@@ -145,12 +145,9 @@ class AdapterCache:
         asked, problems = _parsed(wish, self._config.max_components)
         with self._lock:
             self._check_open()
-            record = self._book.new(tenant, self._stager.base.pin, asked)
+            record = self._book.new(tenant, self._stager.base.pin, asked, priority)
             self._notice()
-            if problems:
-                self._stager.fail(record, problems)
-            else:
-                self._stager.admit(record)
+            self._stager.admit(record, problems)
         lease = Lease(self, record, self._book.dropped)  # now: whatever comes next, the record has an owner
         self._issue_if_idle()
         return lease
@@ -239,20 +236,14 @@ class AdapterCache:
         """
         with self._lock:
             self._stager.base = base
+            self._host.rebase(base)
             what = f"the base was reloaded: {base.id}@{base.revision}"
             self._fail_all(reject(Code.SLOT_STALE, "base", what, "Acquire again."))
             self._stager.forget_all()
 
     def statistics(self) -> CacheStatistics:
         with self._lock:
-            return snapshot(
-                self._vram.budget,
-                self._host.budget,
-                self._stager.entries.values(),
-                self._stager.found,
-                self._book,
-                self._steps,
-            )
+            return snapshot(self._vram, self._host.usage(), self._stager, self._book, self._steps)
 
     # With the lock held
 
@@ -285,12 +276,12 @@ class AdapterCache:
     # Without the lock
 
     def _join(self, ticket: StepTicket) -> None:
-        """Readers wait for the copy, though `ready` has seen its event: stream order is the guarantee."""
+        """Readers wait for the copies, though `ready` has seen their marks: stream order is the guarantee."""
         try:
             for entry in ticket.entries:
                 if entry.joined != ticket.stream:
-                    assert entry.copy_event is not None
-                    self._device.wait(ticket.stream, entry.copy_event)
+                    for event in entry.copied_by.events:
+                        self._device.wait(ticket.stream, event)
                     entry.joined = ticket.stream
         except AdapterdError:
             ticket.end()

@@ -24,11 +24,15 @@ class CacheConfig:
         device: `cpu`, `cuda` or `cuda:N`.
         vram_bytes: size of the arena; rounded down to whole pages.
         host_bytes: size of the host slab, in which adapters are packed and, with `keep_host`, stay.
-        loader: `thread`: download, checks and packing run in threads of this process.
+        loader: where download, checks and packing run: in threads of this process, or in a loader `process`.
+        loader_socket: where a loader process listens; None is one of the cache's own, which ends with it.
         loader_threads: how many.
         close_seconds: how long closing waits for loads that run; a source may hang. Then they are left alone.
         dtype: of the packed form; `auto` is the adapter's own.
         store: folder of verified versions; None is a temporary one that goes with the cache.
+        store_bytes: the most that the store may take, or None for no bound; what was unused longest goes first.
+        store_key: file of the key under which the store keeps packed forms and manifests, too, so that later loads
+            need not make them; made if it is not there, and not in the store. None: nothing of it is kept.
         keep_host: whether verified bytes stay in the slab after their copy, until room is needed.
         max_residents: slots, that is adapters in the arena at once.
         max_components: of a composition.
@@ -43,11 +47,14 @@ class CacheConfig:
     device: str = "cpu"
     vram_bytes: int = 256 * MIB
     host_bytes: int = 256 * MIB
-    loader: Literal["thread"] = "thread"
+    loader: Literal["thread", "process"] = "thread"
+    loader_socket: Path | None = None
     loader_threads: int = 2
     close_seconds: float = 5.0
     dtype: Literal["auto", "F32", "F16", "BF16"] = "auto"
     store: Path | None = None
+    store_bytes: int | None = None
+    store_key: Path | None = None
     keep_host: bool = True
     max_residents: int = 1024
     max_components: int = 16
@@ -61,8 +68,10 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         """Raises Failed (SETTINGS_INVALID)."""
-        if self.loader != "thread":
-            raise error(Code.SETTINGS_INVALID, "loader", f"{self.loader!r} is not served", 'Use loader="thread".')
+        if self.loader not in {"thread", "process"}:
+            raise error(Code.SETTINGS_INVALID, "loader", f"{self.loader!r} is neither thread nor process")
+        if self.loader_socket is not None and self.loader != "process":
+            raise error(Code.SETTINGS_INVALID, "loader_socket", "is for a loader process", 'Set loader="process".')
         positive = (
             "loader_threads",
             "max_residents",
@@ -75,6 +84,8 @@ class CacheConfig:
                 raise error(Code.SETTINGS_INVALID, name, f"must be at least 1, not {getattr(self, name)}")
         if self.page_bytes % ALIGNMENT:
             raise error(Code.SETTINGS_INVALID, "page_bytes", f"{self.page_bytes} is no multiple of {ALIGNMENT}")
+        if self.store_bytes is not None and self.store_bytes < 1:
+            raise error(Code.SETTINGS_INVALID, "store_bytes", f"must be at least 1, not {self.store_bytes}")
         for name in ("vram_bytes", "host_bytes"):
             if getattr(self, name) < self.page_bytes:
                 raise error(

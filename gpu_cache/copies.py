@@ -1,17 +1,23 @@
-"""Copies from the host slab into the arena: queued with their fences, issued in pieces, watched by events.
+"""Copies from host memory into the arena: queued with their fences, issued in pieces, watched by events.
 
-There is one copy stream. So copies into the same page are ordered by the stream itself, and a fence has to
-name the readers of a page only.
+There are two copy streams, which fill the link better than one. Each piece of a transfer is cut in halves,
+one batch a stream. So two transfers that write the same page one after the other may do it in different
+streams, and nothing but the fence of the page orders them: it names the page's last readers and its last
+writers, and both streams wait for all of it before the first byte. What scrubs a page is enqueued in the
+stream that fills it, in front of the copy.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.device import Device, Event, Stream
+from adapterd.gpu_cache.fences import Fence
 from adapterd.gpu_cache.pages import Allotment, runs
 from adapterd.gpu_cache.records import Entry
 from adapterd.loader.errors import AdapterdError, Problem
@@ -19,23 +25,34 @@ from adapterd.loader.errors import AdapterdError, Problem
 if TYPE_CHECKING:
     import torch
 
+COPY_STREAMS = 2
+
 
 @dataclass(eq=False, slots=True)
 class Transfer:
-    """One adapter on its way, from pages `sources` of the slab to those of `allotment`.
+    """One adapter on its way, from pages `sources` of `slab` to those of `allotment`.
 
-    `issued` counts pages whose copies are enqueued; `event` stands behind the last of them.
+    `issued` counts pages whose copies are enqueued, the first of them at `begun` (seconds of the queue's
+    clock). `copied_by` stands behind the last of them, in every stream that copied some; None until then.
     """
 
     entry: Entry
+    slab: torch.Tensor
     sources: tuple[int, ...]
     allotment: Allotment
     issued: int = 0
-    event: Event | None = None
+    begun: float = 0.0
+    used: set[Stream] = field(default_factory=set)
+    copied_by: Fence | None = None
 
-    @property
-    def whole(self) -> bool:
-        return self.issued == len(self.sources)
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A transfer whose copies have completed, noticed `seconds` after the first of them was enqueued."""
+
+    entry: Entry
+    nbytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +67,23 @@ class CopyQueue:
     """Transfers in order. Methods need the cache's lock, but for `issue`."""
 
     def __init__(
-        self, device: Device, arena: torch.Tensor, slab: torch.Tensor, page_bytes: int, lock: Condition
+        self,
+        device: Device,
+        arena: torch.Tensor,
+        page_bytes: int,
+        lock: Condition,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._device, self._arena, self._slab, self._page_bytes = device, arena, slab, page_bytes
-        self._lock = lock
+        self._device, self._arena, self._page_bytes = device, arena, page_bytes
+        self._lock, self._clock = lock, clock
         self._queued: deque[Transfer] = deque()
         self._flying: list[Transfer] = []
         self._lost: list[Lost] = []
         self._issuing = False
-        self._stream: Stream | None = None
+        self._streams: tuple[Stream, ...] = ()
 
     def open(self) -> None:
-        self._stream = self._device.new_stream()
+        self._streams = tuple(self._device.new_stream() for _ in range(COPY_STREAMS))
 
     @property
     def busy(self) -> bool:
@@ -71,18 +93,20 @@ class CopyQueue:
     def add(self, transfer: Transfer) -> None:
         self._queued.append(transfer)
 
-    def landed(self) -> list[Entry]:
+    def landed(self) -> list[Landed]:
         """Whose copies have completed since the last call."""
-        found: list[Entry] = []
+        found: list[Landed] = []
         for transfer in list(self._flying):
+            assert transfer.copied_by is not None
             try:
-                done = transfer.event is not None and transfer.event.done()
+                done = transfer.copied_by.passed()
             except AdapterdError as failure:
                 self._lose(transfer, failure)
                 continue
             if done:
                 self._flying.remove(transfer)
-                found.append(transfer.entry)
+                nbytes = len(transfer.sources) * self._page_bytes
+                found.append(Landed(transfer.entry, nbytes, self._clock() - transfer.begun))
         return found
 
     def lost(self) -> list[Lost]:
@@ -93,7 +117,7 @@ class CopyQueue:
     def issue(self, max_pages: int | None) -> None:
         """Enqueues queued copies, at most `max_pages` pages of them.
 
-        Without the lock. One thread at a time: while one is at it, others return, because the event of a
+        Without the lock. One thread at a time: while one is at it, others return, because the marks of a
         transfer must stand behind all of its pieces.
         """
         with self._lock:
@@ -119,31 +143,48 @@ class CopyQueue:
         begin, total = transfer.issued, len(transfer.sources)
         end = total if max_pages is None else min(total, begin + max_pages)
         try:
+            if begin == 0:
+                self._begin(transfer)
             self._enqueue(transfer, begin, end)
-            event = self._device.record(self._opened_stream) if end == total else None
+            marks = self._marks(transfer) if end == total else None
         except AdapterdError as failure:
             with self._lock:
                 self._lose(transfer, failure)
             return end - begin
         with self._lock:
             transfer.issued = end
-            if event is not None:
-                transfer.event = transfer.entry.copy_event = event
+            if marks is not None:
+                transfer.copied_by = transfer.entry.copied_by = marks
                 self._queued.popleft()
                 self._flying.append(transfer)
         return end - begin
 
-    def _enqueue(self, transfer: Transfer, begin: int, end: int) -> None:
+    def _begin(self, transfer: Transfer) -> None:
         """The fence is waited for even if its marks are passed already: stream order is the guarantee (I13)."""
-        stream, allotment = self._opened_stream, transfer.allotment
-        if begin == 0:
-            for event in allotment.fence.events:
+        transfer.begun = self._clock()
+        for stream in self._opened_streams:
+            for event in transfer.allotment.fence.events:
                 self._device.wait(stream, event)
-            for page in allotment.scrub:
-                self._device.zero(stream, self._pages(self._arena, page, 1))
-        for source, target, length in runs(transfer.sources[begin:end], allotment.pages[begin:end]):
-            to, origin = self._pages(self._arena, target, length), self._pages(self._slab, source, length)
-            self._device.copy(stream, to, origin)
+
+    def _enqueue(self, transfer: Transfer, begin: int, end: int) -> None:
+        """Pages `begin` to `end`, in halves: at most one batch a stream."""
+        cut = begin + (end - begin + 1) // 2
+        for stream, first, last in zip(self._opened_streams, (begin, cut), (cut, end), strict=True):
+            if first < last:
+                transfer.used.add(stream)
+                self._fill(stream, transfer, first, last)
+
+    def _fill(self, stream: Stream, transfer: Transfer, first: int, last: int) -> None:
+        targets = transfer.allotment.pages[first:last]
+        for _, page, length in _neighbours(targets, transfer.allotment.scrub):
+            self._device.zero(stream, self._arena[page * self._page_bytes : (page + length) * self._page_bytes])
+        pieces = runs(transfer.sources[first:last], targets)
+        self._device.copy_runs(stream, self._arena, transfer.slab, pieces, self._page_bytes)
+
+    def _marks(self, transfer: Transfer) -> Fence:
+        """One in each stream that copied some of it."""
+        events: list[Event] = [self._device.record(s) for s in self._opened_streams if s in transfer.used]
+        return Fence(tuple(events))
 
     def _lose(self, transfer: Transfer, failure: AdapterdError) -> None:
         if transfer in self._queued:
@@ -153,9 +194,13 @@ class CopyQueue:
         self._lost.append(Lost(transfer.entry, failure.problems))
 
     @property
-    def _opened_stream(self) -> Stream:
-        assert self._stream is not None, "the cache is not open"
-        return self._stream
+    def _opened_streams(self) -> tuple[Stream, ...]:
+        assert self._streams, "the cache is not open"
+        return self._streams
 
-    def _pages(self, memory: torch.Tensor, page: int, length: int) -> torch.Tensor:
-        return memory[page * self._page_bytes : (page + length) * self._page_bytes]
+
+def _neighbours(pages: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Those of `pages` that are in `chosen`, as runs."""
+    wanted = set(chosen).intersection(pages)
+    ordered = [page for page in pages if page in wanted]
+    return runs(ordered, ordered)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 
-from adapterd.gpu_cache.device import Event, Stream
+from adapterd.gpu_cache.adopted import AdoptedMemory
+from adapterd.gpu_cache.device import Event, Run, Stream, check_runs
 from adapterd.loader.errors import Code, error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class CpuEvent:
@@ -73,13 +79,18 @@ class InlineStream:
 class CpuDevice:
     """Device over host memory; see `device.Device`."""
 
+    name = "cpu"
+    copy_method = "cpu"
+
     def __init__(self) -> None:
         self._compute = InlineStream()
+        self._adopted = AdoptedMemory(self.name)
+        self._events = WeakSet[CpuEvent]()
         self.streams: list[CpuStream] = []
 
     @property
-    def name(self) -> str:
-        return "cpu"
+    def events_alive(self) -> int:
+        return len(self._events)
 
     @property
     def compute(self) -> Stream:
@@ -96,10 +107,23 @@ class CpuDevice:
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         return _zeros(nbytes)
 
-    def copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:
-        if dst.numel() != src.numel():
-            raise ValueError(f"copy of {src.numel()} bytes into {dst.numel()}")
-        _queue(stream).submit(lambda: dst.copy_(src))
+    def adopt_host(self, memory: Buffer) -> torch.Tensor:
+        return self._adopted.add(memory).tensor
+
+    def disown_host(self, adopted: torch.Tensor) -> None:
+        self._adopted.drop(adopted)
+
+    def copy_runs(
+        self, stream: Stream, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int
+    ) -> None:
+        check_runs(dst, src, runs, page_bytes)
+
+        def work() -> None:
+            for source, target, length in runs:
+                origin = src[source * page_bytes : (source + length) * page_bytes]
+                dst[target * page_bytes : (target + length) * page_bytes].copy_(origin)
+
+        _queue(stream).submit(work)
 
     def zero(self, stream: Stream, dst: torch.Tensor) -> None:
         _queue(stream).submit(dst.zero_)
@@ -107,6 +131,7 @@ class CpuDevice:
     def record(self, stream: Stream) -> Event:
         queue = _queue(stream)
         event = CpuEvent(queue)
+        self._events.add(event)
         queue.submit(event.set)
         return event
 
@@ -117,6 +142,7 @@ class CpuDevice:
     def close(self) -> None:
         while self.streams:
             self.streams.pop().close()
+        self._adopted.drop_all()
 
 
 def _queue(stream: Stream) -> CpuStream | InlineStream:

@@ -1,7 +1,8 @@
 """Fences: after which marks memory may be overwritten (I13).
 
 A step records one event on its compute stream when it ends, and every slot that the step read remembers
-it. Whoever overwrites those pages makes the copy stream wait for it: stream order, no host wait.
+it. The copies that filled a page leave marks too. Whoever overwrites those pages makes its stream wait for
+all of them: stream order, no host wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from adapterd.gpu_cache.device import Event, Stream
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The marks that must have been passed before the memory is written. Empty: nobody reads it."""
+    """The marks that must have been passed before memory is used anew. Empty: nobody uses it."""
 
     events: tuple[Event, ...] = ()
 
@@ -22,6 +23,10 @@ class Fence:
     def merged(cls, fences: Iterable[Fence]) -> Fence:
         """All marks, each once, in order of appearance."""
         return cls(tuple({id(e): e for fence in fences for e in fence.events}.values()))
+
+    def passed(self) -> bool:
+        """Whether all marks have been passed. Never blocks. Raises Unavailable (DEVICE_ERROR)."""
+        return all(event.done() for event in self.events)
 
 
 OPEN = Fence()

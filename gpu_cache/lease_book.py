@@ -21,9 +21,9 @@ class LeaseBook:
         self.dropped: deque[LeaseRecord] = deque()
         """Where finalizers put the records of leases that nobody holds any more. Appending needs no lock (I12)."""
 
-    def new(self, tenant: str, base: BasePin, asked: tuple[Asked, ...]) -> LeaseRecord:
+    def new(self, tenant: str, base: BasePin, asked: tuple[Asked, ...], priority: int) -> LeaseRecord:
         self._count += 1
-        record = LeaseRecord(self._count, tenant, base, asked)
+        record = LeaseRecord(self._count, tenant, base, asked, priority)
         self._held[record.seq] = record
         return record
 

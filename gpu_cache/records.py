@@ -2,9 +2,9 @@
 
 An entry's bytes are in one of four places:
 
-    absent --(loader: resolve, verify, pack)--> host --(copies issued)--> staging --(event done)--> resident
+    absent --(the host: resolve, verify, fetch)--> host --(room in VRAM, copies)--> staging --(event done)--> resident
 
-and with the host tier on, a resident entry may keep its host image, so that it comes back without the loader.
+What is in host memory the host knows; here is what is in VRAM, what is on its way there, and what leases want.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.composition import Asked, Component
-from adapterd.gpu_cache.device import Event
-from adapterd.gpu_cache.fences import Readers
-from adapterd.gpu_cache.host.loading import Prepared
+from adapterd.gpu_cache.fences import OPEN, Fence, Readers
+from adapterd.gpu_cache.host.interface import Facts, Image
+from adapterd.gpu_cache.host.records import Claim, Verified
+from adapterd.gpu_cache.lines import rank
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import Problem
 from adapterd.loader.identity import BasePin, VersionKey
@@ -34,22 +35,6 @@ class Place(StrEnum):
     RESIDENT = "resident"
 
 
-Claim = tuple[str, int]
-"""Adapter and version number, as a source's answer claims them."""
-
-
-def claim_of(resolved: Resolved) -> Claim:
-    return resolved.adapter, resolved.version_number
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A claim that the loader found to hold, when trust had changed `trust_changes` times."""
-
-    resolved: Resolved
-    trust_changes: int
-
-
 class LeaseState(StrEnum):
     """A lease's life, forwards only."""
 
@@ -62,20 +47,46 @@ class LeaseState(StrEnum):
 
 
 @dataclass(eq=False, slots=True)
+class Ask:
+    """A request to the host; `number` is the host's, and `answered` that it holds what was asked for."""
+
+    number: int = 0
+    answered: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Hold:
+    """A fetch of the host that `left` copies still read from; the last one to land releases it."""
+
+    fetch: Ask
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How an entry's bytes get into VRAM: the image, and who holds it."""
+
+    image: Image
+    hold: Hold
+
+
+@dataclass(eq=False, slots=True)
 class Entry:
     """One version that somebody wants or that is still here.
 
     Attributes:
-        verified: the claims (adapter and number) under which the loader has verified it. The bytes are the
+        verified: the claims (adapter and number) under which the host has verified it. The bytes are the
             same under each, but each has its own admission statement: a claim counts only once checked, and
             until trust changes.
-        checking: claims that a loader job is verifying.
-        prepared: manifest, layout and a way to pack it, once the first claim was verified.
-        filling: a loader job is packing it.
-        image: its pages of the host slab; `filled` says that the verified bytes are in.
+        checks: what the host was asked to verify; held as long as a lease waits.
+        facts: manifest and layout, once the first claim was verified.
+        claimed: room in VRAM is its own: pages by number, and a slot. `resident` follows with the bytes.
+        delivery: the fetch that brings the bytes to claimed room.
         resident: its pages and slot; `copied` says that the copy's event has completed.
-        copy_event: of the copy that filled the pages.
-        joined: the compute stream that already waits for `copy_event`.
+        load: the copy that is on its way.
+        cold: the image as it was when it was brought, if a lease was parked after that.
+        copied_by: marks of the copies that filled the pages.
+        joined: the compute stream that already waits for `copied_by`.
         readers: marks of the steps that read the pages.
         waiting, holders: live leases without and with a claim on its pages, by sequence number.
         tickets: steps in flight that read it.
@@ -85,14 +96,15 @@ class Entry:
 
     key: VersionKey
     verified: dict[Claim, Verified] = field(default_factory=dict)
-    checking: set[Claim] = field(default_factory=set)
-    prepared: Prepared | None = None
-    filling: bool = False
-    image: tuple[int, ...] | None = None
-    filled: bool = False
+    checks: dict[Claim, Ask] = field(default_factory=dict)
+    facts: Facts | None = None
+    claimed: bool = False
+    delivery: Ask | None = None
     resident: Resident | None = None
+    load: Load | None = None
+    cold: Image | None = None
     copied: bool = False
-    copy_event: Event | None = None
+    copied_by: Fence = OPEN
     joined: object = None
     readers: Readers = field(default_factory=Readers)
     waiting: dict[int, LeaseRecord] = field(default_factory=dict)
@@ -103,9 +115,10 @@ class Entry:
 
     @property
     def place(self) -> Place:
-        if self.resident is not None:
+        """As far as the cache knows; what is absent here may be in host memory."""
+        if self.claimed:
             return Place.RESIDENT if self.copied else Place.STAGING
-        return Place.HOST if self.filled else Place.ABSENT
+        return Place.ABSENT
 
     @property
     def wanted(self) -> bool:
@@ -114,17 +127,17 @@ class Entry:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a loader job, a copy or a step has to do with it."""
-        return bool(self.checking or self.filling or self.tickets or self.place is Place.STAGING)
+        """Whether a copy or a step has to do with it."""
+        return self.tickets > 0 or (self.resident is not None and not self.copied)
 
     @property
     def pages(self) -> int:
-        assert self.prepared is not None
-        return self.prepared.layout.n_pages
+        assert self.facts is not None
+        return self.facts.layout.n_pages
 
-    def spared_for(self, seq: int) -> bool:
-        """Whether a lease that waits longer than `seq`, or as long, wants it."""
-        return any(waiting <= seq for waiting in self.waiting)
+    def spared_for(self, record: LeaseRecord) -> bool:
+        """Whether a lease that goes before `record`, or `record` itself, wants it."""
+        return any(rank(waiting) <= rank(record) for waiting in self.waiting.values())
 
 
 @dataclass(eq=False, slots=True)
@@ -134,9 +147,14 @@ class LeaseRecord:
     Attributes:
         tenant, base: whose it is, and the base it was asked for.
         asked: as the caller named it.
+        priority: the higher is served first among those that wait.
         components: normalised; None until resolved.
         entries: one a component.
         claims: what must be verified for it: (entry, what it was found as), at least one an entry.
+        unseen: entries of which it is not known yet where they were found.
+        lookup: the host's request while REFs are being resolved.
+        fetch: the host's request for what is not in VRAM, and `images` what it brought.
+        parked: the bytes were there but the room was not: room comes first from now on.
         residents: (resident, weight) a component, once ready.
         problems: why it failed.
     """
@@ -145,18 +163,38 @@ class LeaseRecord:
     tenant: str
     base: BasePin
     asked: tuple[Asked, ...]
+    priority: int = 0
     state: LeaseState = LeaseState.RESOLVING
     components: tuple[Component, ...] | None = None
     entries: tuple[Entry, ...] = ()
     claims: tuple[tuple[Entry, Resolved], ...] = ()
+    unseen: set[Entry] = field(default_factory=set)
+    lookup: Ask | None = None
+    fetch: Ask | None = None
+    images: dict[Entry, Image] = field(default_factory=dict)
+    parked: bool = False
     residents: tuple[tuple[Resident, float], ...] = ()
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def number(self) -> int:
+        return self.seq
 
     @property
     def live(self) -> bool:
         return self.state not in {LeaseState.FAILED, LeaseState.RELEASED}
 
     @property
+    def queued(self) -> bool:
+        """It waits for others or for memory."""
+        return self.state in {LeaseState.RESOLVING, LeaseState.WAITING}
+
+    @property
     def settled(self) -> bool:
         """Nothing more will happen to it by itself."""
         return self.state in {LeaseState.READY, LeaseState.FAILED, LeaseState.RELEASED}
+
+    @property
+    def missing(self) -> list[Entry]:
+        """Those of its entries that have no room in VRAM."""
+        return [entry for entry in self.entries if not entry.claimed]

@@ -1,13 +1,16 @@
-"""The stager: takes leases from REFs to resident pages. Loader threads verify and pack, copies follow.
+"""The stager: takes leases from REFs to resident pages. The host verifies and packs, copies follow.
 
-There is one lock, the cache's condition. Methods are called with it held, but for the loader jobs. Under it
-nothing blocks, no bytes move and nobody else's code runs; marks and waits may be enqueued. A loader job
-takes it once, to say how it ended.
+There is one lock, the cache's condition. Methods are called with it held. Under it nothing blocks, no bytes
+move and nobody else's code runs; requests to the host are put, marks and waits may be enqueued. The host
+answers from threads of its own, each answer takes the lock once.
 
-Memory is handed out by age. A waiting lease may take what only younger waiting leases want (never what a
-lease has a claim on, I12), in the arena all its pages at once or none. So the oldest always gets on as
-leases are released, and compositions cannot block each other by holding halves. Within a tenant a lease
-that waits for memory holds up the younger ones that need some, so that a large adapter is not starved.
+Bytes come first, then room: what a lease wants is brought into host memory, and then takes its place in VRAM,
+all of it at once or nothing. Where there is no room the lease lets go of the host's memory again and waits for
+room alone (it is parked); once it has the room, the bytes are asked for anew, and are mostly still there. So who
+waits for VRAM holds no host memory, who waits for host memory may hold VRAM, and no two can wait for each other.
+
+Room is handed out by priority, then by age. A waiting lease may take what only leases behind it want, never what
+a lease has a claim on (I12). So the first always gets on as leases are released.
 """
 
 from __future__ import annotations
@@ -18,25 +21,25 @@ from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from adapterd.gpu_cache.admission import inadmissible, resolve_all, short_cut
+from adapterd.gpu_cache.admission import inadmissible, short_cut
+from adapterd.gpu_cache.arrivals import Arrivals, Loads
+from adapterd.gpu_cache.asking import Desk, Images
+from adapterd.gpu_cache.budgets import queue_full
 from adapterd.gpu_cache.composition import normalise
 from adapterd.gpu_cache.config import CacheConfig
-from adapterd.gpu_cache.copies import CopyQueue, Lost, Transfer
-from adapterd.gpu_cache.host.jobs import Failure, LoaderJobs, check_wanted
-from adapterd.gpu_cache.host.loading import Loader, Prepared
-from adapterd.gpu_cache.host.pool import LoaderPool
-from adapterd.gpu_cache.host.tier import HostTier
-from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState, Place, Verified, claim_of
-from adapterd.gpu_cache.vram_tier import VramTier
+from adapterd.gpu_cache.copies import CopyQueue
+from adapterd.gpu_cache.host.interface import Facts, Failure, Host, Origin
+from adapterd.gpu_cache.host.records import Verified, claim_of
+from adapterd.gpu_cache.lines import Lines
+from adapterd.gpu_cache.records import Ask, Entry, LeaseRecord, LeaseState, Place
+from adapterd.gpu_cache.slabs import SlabTensors
+from adapterd.gpu_cache.vram_tier import Cause, VramTier
 from adapterd.loader.errors import AdapterdError, Problem
 from adapterd.loader.identity import VersionKey
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.sources import Resolved
-
-Blocked = set[tuple[str, str]]
-"""(memory, tenant) for which a lease of this pass waits already."""
 
 
 class Stager:
@@ -48,38 +51,51 @@ class Stager:
         base: BaseSpec,
         *,
         lock: Condition,
-        loader: Loader,
-        pool: LoaderPool,
-        host: HostTier,
+        host: Host,
         vram: VramTier,
         copies: CopyQueue,
+        slabs: SlabTensors,
     ) -> None:
         self._config, self.base = config, base
-        self._lock, self._loader = lock, loader
-        self._jobs = LoaderJobs(pool, lock, self.advance)
-        self._host, self._vram, self._copies = host, vram, copies
+        self._lock, self._vram, self._copies = lock, vram, copies
+        self._desk = Desk(host, slabs, lock, self.advance)
+        self._arrivals = Arrivals(self._desk, vram, copies, slabs, self)
         self.entries: dict[VersionKey, Entry] = {}
-        self._waiting: dict[int, LeaseRecord] = {}  # resolved, without a claim on pages
+        self._lines: Lines[LeaseRecord] = Lines()  # for room in VRAM
+        self._queued: Counter[str] = Counter()
         self._tick = 0
-        self.found: Counter[Place] = Counter()  # where acquires found what they wanted
+        self.found: Counter[Origin | None] = Counter()  # where leases found what they wanted; None is VRAM
+
+    @property
+    def loads(self) -> Loads:
+        return self._arrivals.loads
 
     # Leases
 
-    def admit(self, record: LeaseRecord) -> None:
-        """Starts a new lease. What it names is looked up on a loader thread, unless it is pinned and here."""
+    def admit(self, record: LeaseRecord, problems: tuple[Problem, ...] = ()) -> None:
+        """Starts a new lease. What it names is looked up by the host, unless it is pinned and in VRAM."""
+        self._queued[record.tenant] += 1
+        if problems:
+            self.fail(record, problems)
+            return
         known = short_cut(record.asked, record.tenant, record.base, self.entries)
         if known is not None:
             self._attach(record, known)
-        else:
-            self._resolve(record)
+        most = self._config.tenants.get(record.tenant, self._config.default_budget).max_waiting
+        if record.queued and self._queued[record.tenant] > most:
+            self.fail(record, (queue_full(record.tenant, most),))
+        elif record.state is LeaseState.RESOLVING:
+            refs = [asked.ref for asked in record.asked]
+            record.lookup = self._desk.resolve(refs, record.tenant, partial(self._resolved, record))
 
     def fail(self, record: LeaseRecord, problems: tuple[Problem, ...]) -> None:
-        record.state, record.problems = LeaseState.FAILED, problems
+        self._move(record, LeaseState.FAILED)
+        record.problems = problems
         self._detach(record)
 
     def release(self, record: LeaseRecord) -> None:
         """Cancels what only this lease waited for. What is resident stays until room is needed."""
-        record.state = LeaseState.RELEASED
+        self._move(record, LeaseState.RELEASED)
         self._detach(record)
         self.advance()
 
@@ -89,22 +105,18 @@ class Stager:
             entry.last_used = self._tick
 
     def advance(self) -> None:
-        """Something came free, or came in: let every waiting lease try, oldest first."""
-        blocked: Blocked = set()
-        for seq in sorted(self._waiting):  # they were resolved in any order
-            record = self._waiting.get(seq)
-            if record is not None:
-                self._try(record, blocked)
+        """Something came free, or came in: let those who wait for room try, in their order."""
+        self._lines.serve(self._place)
         self._lock.notify_all()
 
     def poll(self) -> None:
         """Notices the copies that have completed or were refused."""
-        landed = self._copies.landed()
-        for entry in landed:
-            self._land(entry)
-        lost = self._copies.lost()
-        for each in lost:
-            self._lose(each)
+        landed, lost = self._copies.landed(), self._copies.lost()
+        for each in landed:
+            self._arrivals.land(each)
+        for refused in lost:
+            self._forget(refused.entry)
+            self._arrivals.lose(refused)
         if landed or lost:
             self.advance()
 
@@ -120,13 +132,21 @@ class Stager:
 
     def tidy(self, entry: Entry) -> None:
         """Gives back what an entry holds for nobody. Does nothing while anything is in flight for it."""
+        if not entry.waiting:
+            for check in entry.checks.values():
+                self._desk.let_go(check)
+            entry.checks.clear()
+        if entry.claimed and entry.resident is None and not entry.holders:
+            self._arrivals.cancel(entry)
         if entry.wanted or entry.in_flight:
             return
         if entry.dead and entry.resident is not None:
-            self._vram.evict(entry)
-        if entry.image is not None and (entry.dead or not self._config.keep_host):
-            self._host.drop(entry)
-        if entry.place is Place.ABSENT and self.entries.get(entry.key) is entry:
+            self._vram.evict(entry, Cause.RELOAD)
+        if not entry.claimed:
+            self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        if self.entries.get(entry.key) is entry:
             del self.entries[entry.key]
 
     def _attach(self, record: LeaseRecord, found: Sequence[Resolved]) -> None:
@@ -142,89 +162,114 @@ class Stager:
         pairs = zip(keys, found, strict=True)
         record.claims = tuple((chosen[key], each) for key, each in pairs if key in chosen)
         record.state = LeaseState.WAITING
-        self._waiting[record.seq] = record
         for entry in record.entries:
-            self.found[entry.place] += 1
+            if entry.place is Place.ABSENT:
+                record.unseen.add(entry)
+            else:
+                self.found[None] += 1
             entry.waiting[record.seq] = record
         self.touch(record.entries)
-        self._try(record, set())
+        self._try(record)
+
+    def _move(self, record: LeaseRecord, state: LeaseState) -> None:
+        before, record.state = record.queued, state
+        self._queued[record.tenant] -= before and not record.queued
 
     def _detach(self, record: LeaseRecord) -> None:
-        self._waiting.pop(record.seq, None)
+        self._lines.remove(record)
+        self._desk.let_go(record.lookup)
+        self._let_go(record)
         for entry in record.entries:
             entry.waiting.pop(record.seq, None)
             entry.holders.pop(record.seq, None)
             self.tidy(entry)
         self._lock.notify_all()
 
-    # From versions to pages
+    def _let_go(self, record: LeaseRecord) -> None:
+        """Of what the host holds for the lease, or is about to."""
+        self._desk.let_go(record.fetch)
+        record.fetch, record.images = None, {}
 
-    def _try(self, record: LeaseRecord, blocked: Blocked) -> None:
-        """Does whatever can be done for a waiting lease now."""
-        limit = self._config.max_composition_rank
-        problem = inadmissible(record, self._vram.budget, self._host.budget, limit)
+    # From versions to room
+
+    def _try(self, record: LeaseRecord) -> None:
+        """Does whatever can be done now for a lease that waits, but for room: that is handed out by `advance`."""
+        if record.state is not LeaseState.WAITING:
+            return
+        problem = inadmissible(record, self._vram.budget, self._config.max_composition_rank)
         if problem is not None:
             self.fail(record, (problem,))
             return
-        verified = [self._verify(entry, resolved) for entry, resolved in record.claims]
-        here = [self._fetch(entry, record.seq, blocked) for entry in record.entries]
-        if all(verified) and all(here) and self._place(record, blocked):
+        if not self._verify_all(record):
+            return
+        missing = record.missing
+        if not missing:
             self._grant(record)
+        elif record.images or record.parked:
+            self._lines.add(record)
+        elif record.fetch is None:
+            wanted = {entry: found for entry, found in record.claims if entry in missing}
+            then = partial(self._fetched, record, list(wanted))
+            record.fetch = self._desk.fetch(list(wanted.values()), record, then)
+
+    def _verify_all(self, record: LeaseRecord) -> bool:
+        known = [self._verify(entry, resolved) for entry, resolved in record.claims]  # all of them are asked for
+        return all(known)
 
     def _verify(self, entry: Entry, resolved: Resolved) -> bool:
-        """Whether the loader has verified that claim by what is trusted now; if not, it is at it.
+        """Whether the host has verified that claim by what is trusted now; if not, it is at it.
 
-        Equal claims share one job. After a change of trust even what is resident is verified again, once.
+        Equal claims share one request. After a change of trust even what is resident is verified again, once.
         """
-        claim = claim_of(resolved)
+        claim, now = claim_of(resolved), self._desk.trust_changes
         known = entry.verified.get(claim)
-        if known is not None and known.trust_changes == self._loader.trust_changes:
+        if known is not None and known.trust_changes == now:
             return True
-        if claim not in entry.checking:
-            entry.checking.add(claim)
-            self._prepare(entry, resolved, self.base)
+        check = entry.checks.get(claim)
+        if check is not None and not check.answered:
+            return False
+        self._desk.let_go(check)
+        then = partial(self._verified, entry, Verified(resolved, now))
+        entry.checks[claim] = self._desk.verify(resolved, entry.key.tenant, then)
         return False
 
-    def _fetch(self, entry: Entry, seq: int, blocked: Blocked) -> bool:
-        """Whether the bytes are in the slab or the arena; if not, and there is room, the loader packs them."""
-        if entry.filled or entry.resident is not None:
+    def _place(self, record: LeaseRecord) -> bool:
+        """Whether the lease waits for room no longer: all that it misses has some now, or it is verified again."""
+        if not self._verify_all(record):
             return True
-        if entry.prepared is None or entry.filling or ("host", entry.key.tenant) in blocked:
-            return False
-        dropped = self._host.make_room(entry, seq, self.entries.values())
-        if dropped is None:
-            blocked.add(("host", entry.key.tenant))
-            return False
-        pages = self._host.take(entry)
-        entry.filling = True
-        self._fill(entry, entry.prepared, pages)
-        self._tidy_all(dropped)
-        return False
-
-    def _place(self, record: LeaseRecord, blocked: Blocked) -> bool:
-        """Pages and slots for all of the lease's entries that have none, and their copies queued; or nothing."""
-        missing = [entry for entry in record.entries if entry.resident is None]
-        if not missing:
-            return True
-        if ("vram", record.tenant) in blocked:
-            return False
-        evicted = self._vram.make_room(missing, record.seq, self.entries.values())
+        missing = record.missing
+        evicted = self._vram.make_room(record) if missing else []
         if evicted is None:
-            blocked.add(("vram", record.tenant))
             return False
         for entry in missing:
-            assert entry.image is not None
-            self._copies.add(Transfer(entry, entry.image, self._vram.take(entry)))
-        self._tidy_all(evicted)
+            self._vram.claim(entry)
+        self._grant(record, missing)
+        for entry in missing:
+            for other in list(entry.waiting.values()):
+                self._try(other)
+        for entry in evicted:
+            self.tidy(entry)
         return True
 
-    def _grant(self, record: LeaseRecord) -> None:
+    def _park(self, record: LeaseRecord) -> None:
+        for entry, image in record.images.items():
+            if image.origin is not Origin.HOST:
+                entry.cold = image
+        self._let_go(record)
+        record.parked = True
+
+    def _grant(self, record: LeaseRecord, claimed: Sequence[Entry] = ()) -> None:
         """From here on the lease pins (I12)."""
-        record.state = LeaseState.COPYING
-        del self._waiting[record.seq]
+        self._move(record, LeaseState.COPYING)
+        self._lines.remove(record)
+        self.found[None] += len(record.unseen)
+        record.unseen.clear()
         for entry in record.entries:
             del entry.waiting[record.seq]
             entry.holders[record.seq] = record
+        self._arrivals.bring(record, list(claimed))
+        for entry in record.entries:
+            self.tidy(entry)
         self._settle(record)
 
     def _settle(self, record: LeaseRecord) -> None:
@@ -234,84 +279,52 @@ class Stager:
             record.state = LeaseState.READY
             self._lock.notify_all()
 
-    def _land(self, entry: Entry) -> None:
-        entry.copied = True
-        if not self._config.keep_host:
-            self._host.drop(entry)
+    def arrived(self, entry: Entry) -> None:
         for record in list(entry.holders.values()):
             self._settle(record)
         self.tidy(entry)
 
-    def _lose(self, lost: Lost) -> None:
-        """What was enqueued may still touch its pages, in the arena and in the slab: they are never used again."""
-        entry = lost.entry
-        entry.dead = True
-        if self.entries.get(entry.key) is entry:
-            del self.entries[entry.key]
-        for record in [*entry.holders.values(), *entry.waiting.values()]:
-            self.fail(record, lost.problems)
+    # What the host is asked, and what becomes of its answers
 
-    def _tidy_all(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self.tidy(entry)
-
-    # Loader jobs: `work` runs without the lock, on a loader thread
-
-    def _resolve(self, record: LeaseRecord) -> None:
-        def work() -> tuple[Resolved, ...]:
-            check_wanted(record.live, "lease")
-            return resolve_all(self._loader, record.asked, record.tenant)
-
-        self._jobs.start(record.tenant, work, partial(self._resolved, record))
-
-    def _prepare(self, entry: Entry, resolved: Resolved, base: BaseSpec) -> None:
-        def work() -> Prepared:
-            check_wanted(entry.wanted, str(resolved.ref))
-            return self._loader.prepare(resolved, base, lambda: not entry.wanted)
-
-        before = self._loader.trust_changes
-        self._jobs.start(entry.key.tenant, work, partial(self._prepared, entry, Verified(resolved, before)))
-
-    def _fill(self, entry: Entry, prepared: Prepared, pages: tuple[int, ...]) -> None:
-        def work() -> None:
-            check_wanted(entry.wanted, f"sha256:{entry.key.digest}")
-            self._host.write(prepared, pages)
-
-        self._jobs.start(entry.key.tenant, work, partial(self._filled, entry))
-
-    # How they ended. What was cancelled but is wanted again is started anew by the `advance` that follows.
-
-    def _resolved(self, record: LeaseRecord, outcome: tuple[Resolved, ...] | Failure) -> None:
-        if not record.live:
+    def _resolved(self, record: LeaseRecord, ask: Ask, outcome: tuple[Resolved, ...] | Failure) -> None:
+        if record.lookup is not ask or not record.live:
             return
+        record.lookup = None
         if isinstance(outcome, Failure):
             self.fail(record, outcome.problems)
         else:
             self._attach(record, outcome)
 
-    def _prepared(self, entry: Entry, verified: Verified, outcome: Prepared | Failure) -> None:
+    def _verified(self, entry: Entry, verified: Verified, ask: Ask, outcome: Facts | Failure) -> None:
         """A claim that does not hold fails those who made it, and nobody else (I17)."""
         claim = claim_of(verified.resolved)
-        entry.checking.discard(claim)
-        if not isinstance(outcome, Failure):
-            entry.verified[claim] = verified
-            entry.prepared = entry.prepared or outcome
-        elif not outcome.cancelled:
+        if entry.checks.get(claim) is not ask:
+            return
+        if isinstance(outcome, Failure):
+            del entry.checks[claim]
             for record in list(entry.waiting.values()):
                 if any(e is entry and claim_of(r) == claim for e, r in record.claims):
                     self.fail(record, outcome.problems)
+        else:
+            entry.verified[claim] = verified
+            entry.facts = entry.facts or outcome
+            for record in list(entry.waiting.values()):
+                self._try(record)
         self.tidy(entry)
 
-    def _filled(self, entry: Entry, outcome: Failure | None) -> None:
-        """Bytes that do not hold fail all who wait for them; the next acquire verifies everything anew."""
-        entry.filling = False
-        if outcome is None:
-            entry.filled = True
-        else:
-            self._host.drop(entry)
-            if not outcome.cancelled:
-                entry.prepared = None
+    def _fetched(self, record: LeaseRecord, entries: list[Entry], ask: Ask, outcome: Images | Failure) -> None:
+        if record.fetch is not ask:
+            return
+        if isinstance(outcome, Failure):
+            for entry in entries:
                 entry.verified.clear()
-                for record in list(entry.waiting.values()):
-                    self.fail(record, outcome.problems)
-        self.tidy(entry)
+            self.fail(record, outcome.problems)
+            return
+        record.images = dict(zip(entries, outcome, strict=True))
+        for entry, image in record.images.items():
+            self.found[image.origin] += entry in record.unseen
+            record.unseen.discard(entry)
+        self._try(record)
+        self.advance()
+        if record.images:  # no room, or somebody's turn comes first
+            self._park(record)

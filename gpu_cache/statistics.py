@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.host.interface import HostUsage, Origin
 from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.records import Entry, LeaseState, Place
+from adapterd.gpu_cache.stager import Stager
+from adapterd.gpu_cache.vram_tier import Cause, VramTier
+from adapterd.loader.identity import VersionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +20,19 @@ class CacheStatistics:
     """Counts at one moment; bytes are whole pages.
 
     Attributes:
-        vram_bytes, host_bytes: in use, by tenant.
+        vram_bytes, host_bytes: in use, by tenant. Host memory may be shared with other workers.
         vram_free_bytes, host_free_bytes: free.
         adapters: versions by place.
         leases: unreleased ones by state, and under `released` how many there have been.
         leaked_leases: dropped without a release, found and released by the cache.
-        hits: components found in VRAM or on the way there, when their lease was resolved.
+        hits: components found in VRAM or on the way there.
         host_hits: found in the host slab.
-        misses: the loader had to be asked.
+        misses: found in neither.
+        origins: where the components that were not in VRAM were found; `host_hits` and `misses` are its sums.
+        loads: copies into VRAM, by where the bytes had been.
+        load_seconds: of these, by `cold` (not in host memory) and `steady` (there), and by stage: `verify`, `pack`,
+            `copy`.
+        evictions: from VRAM, by cause.
         steps_in_flight: tickets that are not ended.
     """
 
@@ -37,32 +46,40 @@ class CacheStatistics:
     hits: int
     host_hits: int
     misses: int
+    origins: Mapping[Origin, int]
+    loads: Mapping[Origin, int]
+    load_seconds: Mapping[str, Mapping[str, float]]
+    evictions: Mapping[Cause, int]
     steps_in_flight: int
 
 
-def snapshot(
-    vram: Budget,
-    host: Budget,
-    entries: Iterable[Entry],
-    found: Counter[Place],
-    book: LeaseBook,
-    steps: int,
-) -> CacheStatistics:
+def snapshot(vram: VramTier, host: HostUsage, stager: Stager, book: LeaseBook, steps: int) -> CacheStatistics:
     """The statistics of these books. With the cache's lock held."""
-    places = Counter(entry.place for entry in entries)
+    origins = {origin: stager.found[origin] for origin in Origin}
     return CacheStatistics(
-        vram_bytes=_bytes(vram),
-        host_bytes=_bytes(host),
-        vram_free_bytes=vram.free * vram.page_bytes,
-        host_free_bytes=host.free * host.page_bytes,
-        adapters={place: places[place] for place in Place},
+        vram_bytes=_bytes(vram.budget),
+        host_bytes=host.tenants,
+        vram_free_bytes=vram.budget.free * vram.budget.page_bytes,
+        host_free_bytes=host.free_bytes,
+        adapters=_places(stager.entries, host),
         leases=book.count(),
         leaked_leases=book.leaked,
-        hits=found[Place.RESIDENT] + found[Place.STAGING],
-        host_hits=found[Place.HOST],
-        misses=found[Place.ABSENT],
+        hits=stager.found[None],
+        host_hits=origins[Origin.HOST],
+        misses=sum(origins.values()) - origins[Origin.HOST],
+        origins=origins,
+        loads={origin: stager.loads.origins[origin] for origin in Origin},
+        load_seconds={kind: dict(stages) for kind, stages in stager.loads.seconds.items()},
+        evictions={cause: vram.evictions[cause] for cause in Cause},
         steps_in_flight=steps,
     )
+
+
+def _places(entries: Mapping[VersionKey, Entry], host: HostUsage) -> dict[Place, int]:
+    """Each version counts once, at the place nearest to the engine."""
+    places = Counter(e.place for key, e in entries.items() if e.claimed or key not in host.images)
+    places[Place.HOST] = sum(not (key in entries and entries[key].claimed) for key in host.images)
+    return {place: places[place] for place in Place}
 
 
 def _bytes(budget: Budget) -> dict[str, int]:

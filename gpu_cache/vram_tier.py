@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.budgets import Budget
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.device import Device
 from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
-from adapterd.gpu_cache.fences import Readers
+from adapterd.gpu_cache.fences import OPEN, Fence, Readers
 from adapterd.gpu_cache.pages import Allotment, PagePool
-from adapterd.gpu_cache.records import Entry
+from adapterd.gpu_cache.records import Entry, LeaseRecord
 from adapterd.gpu_cache.slots import Resident, SlotTable
 
 if TYPE_CHECKING:
     import torch
+
+
+class Cause(StrEnum):
+    """Why an adapter left VRAM."""
+
+    ROOM = "room"  # for another one
+    RELOAD = "reload"
+    REVOKED = "revoked"
+    ASKED = "asked"
 
 
 class VramTier:
@@ -25,53 +36,81 @@ class VramTier:
         self._policy = policy
         self.budget = Budget("vram", config.vram_pages, config.page_bytes, config.tenants, config.default_budget)
         self.slots = SlotTable(config.max_residents)
+        self.evictions: Counter[Cause] = Counter()
+        self._max_residents = config.max_residents
+        self._claimed: dict[int, Entry] = {}
         self._pool = PagePool(config.vram_pages)
         self.arena: torch.Tensor = device.allocate_arena(config.vram_pages * config.page_bytes)
 
-    def make_room(self, wanted: Sequence[Entry], seq: int, entries: Iterable[Entry]) -> list[Entry] | None:
-        """Makes room for all of `wanted` (one tenant's), for the sake of lease `seq`: who was evicted, or None.
+    def make_room(self, record: LeaseRecord) -> list[Entry] | None:
+        """Makes room for all that `record` misses: who was evicted for it, or None if it must wait.
 
         All or nothing: a lease never holds half of its pages while it waits.
         """
-        by_key = {e.key: e for e in entries if _evictable(e, seq)}
-        candidates = [Candidate(e.key, e.pages, e.last_used) for e in by_key.values()]
-        tenant, pages = wanted[0].key.tenant, sum(e.pages for e in wanted)
+        wanted = record.missing
+        tenant, pages = record.tenant, sum(e.pages for e in wanted)
 
         def room(victims: Sequence[Candidate]) -> bool:
-            return self.slots.free + len(victims) >= len(wanted)
+            return len(self._claimed) - len(victims) + len(wanted) <= self._max_residents
 
+        if self.budget.may_take(tenant, pages, self.budget.used) and room(()):
+            return []
+        free = [e for e in self._claimed.values() if _evictable(e, record)]
+        candidates = [Candidate(e.key, e.pages, e.last_used) for e in free]
+        entries = {id(candidate): entry for candidate, entry in zip(candidates, free, strict=True)}
         victims = plan_evictions(self._policy, self.budget, tenant, pages, candidates, room)
-        return None if victims is None else [self._evicted(by_key[v.key]) for v in victims]
+        return None if victims is None else [self._evicted(entries[id(v)]) for v in victims]
+
+    def claim(self, entry: Entry) -> None:
+        """The room becomes `entry`'s, before its bytes are here; `make_room` has said yes.
+
+        Pages are chosen with `take` only: what the pool knows about a page's last tenant stays true.
+        """
+        assert not entry.claimed
+        self.budget.take(entry.key.tenant, entry.pages)
+        self._claimed[id(entry)] = entry
+        entry.claimed = True
+
+    def unclaim(self, entry: Entry) -> None:
+        """The bytes will not come."""
+        assert entry.resident is None
+        self._give_back(entry)
 
     def take(self, entry: Entry) -> Allotment:
-        """Gives `entry` pages and a slot; `make_room` has said yes."""
-        assert entry.prepared is not None
+        """Pages and a slot of the claimed room."""
+        assert entry.claimed
         assert entry.resident is None
+        assert entry.facts is not None
         allotment = self._pool.take(entry.pages, entry.key.tenant)
         assert allotment is not None, "the budget and the pool disagree"
-        self.budget.take(entry.key.tenant, entry.pages)
         slot, generation = self.slots.take()
-        manifest, layout = entry.prepared.manifest, entry.prepared.layout
+        manifest, layout = entry.facts.manifest, entry.facts.layout
         entry.resident = Resident(entry.key, slot, generation, manifest, layout, allotment.pages)
-        entry.copied, entry.copy_event, entry.joined, entry.readers = False, None, None, Readers()
+        entry.copied, entry.copied_by, entry.joined, entry.readers = False, OPEN, None, Readers()
         return allotment
 
-    def evict(self, entry: Entry) -> None:
+    def evict(self, entry: Entry, cause: Cause) -> None:
         """Frees pages and slot; whoever takes the pages waits for their last readers (I13)."""
         resident = entry.resident
         assert resident is not None
         assert entry.copied
         assert not entry.tickets
-        self._pool.give_back(resident.pages, entry.readers.fence())
-        self.budget.give_back(entry.key.tenant, entry.pages)
+        self._pool.give_back(resident.pages, Fence.merged((entry.copied_by, entry.readers.fence())))
         self.slots.give_back(resident.slot)
-        entry.resident, entry.copied, entry.copy_event, entry.joined = None, False, None, None
+        entry.resident, entry.copied, entry.copied_by, entry.joined = None, False, OPEN, None
+        self._give_back(entry)
+        self.evictions[cause] += 1
+
+    def _give_back(self, entry: Entry) -> None:
+        self.budget.give_back(entry.key.tenant, entry.pages)
+        del self._claimed[id(entry)]
+        entry.claimed = False
 
     def _evicted(self, entry: Entry) -> Entry:
-        self.evict(entry)
+        self.evict(entry, Cause.ROOM)
         return entry
 
 
-def _evictable(entry: Entry, seq: int) -> bool:
-    """Resident, nobody has a claim on it (I12), no step reads it, no lease that waits as long as `seq` wants it."""
-    return entry.copied and not entry.holders and not entry.tickets and not entry.spared_for(seq)
+def _evictable(entry: Entry, record: LeaseRecord) -> bool:
+    """Resident, nobody has a claim on it (I12), no step reads it, no lease that goes before `record` wants it."""
+    return entry.copied and not entry.holders and not entry.tickets and not entry.spared_for(record)

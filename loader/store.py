@@ -9,49 +9,26 @@ reading a tensor; chunk digests are checked where the bytes are packed (`pack`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from adapterd.loader.base_model import BaseSpec
-from adapterd.loader.checks import examine
-from adapterd.loader.download import Origin, Progress, receive
-from adapterd.loader.errors import Code, NotFound, Refused, Unavailable, Untrusted, error, error_from
-from adapterd.loader.formats.files import DirectoryPackage, blocks
-from adapterd.loader.identity import WEIGHTS_FILE, BasePin, FileEntry, VersionKey
+from adapterd.loader.download import Progress
+from adapterd.loader.ensuring import Ensuring, Tools
+from adapterd.loader.filling import Filled, Filler
+from adapterd.loader.identity import VersionKey
+from adapterd.loader.image import Memory
+from adapterd.loader.layout import Layout
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
-from adapterd.loader.manifest import Manifest
 from adapterd.loader.sources.interface import Resolved, Source
-from adapterd.loader.store_folder import Entry, Evidence, StoreFolder, narrowed
-from adapterd.loader.trust.admission import AdmissionStatement
-from adapterd.loader.trust.chunks import ChunkHasher
+from adapterd.loader.store_folder import StoreFolder, narrowed
+from adapterd.loader.store_key import StoreKey
+from adapterd.loader.store_room import Room
+from adapterd.loader.stored import StoredVersion, check_pin
 from adapterd.loader.trust.policy import TrustStore
-from adapterd.loader.trust.verify import Checked, TrustedVersion, Wanted
 
-
-@dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """A version that may be packed.
-
-    Attributes:
-        key: its identity.
-        directory: holds exactly the statement's files.
-        manifest: read from those files just now, and equal to the admitted one.
-        statement, checked: what was verified just now.
-        source: whether its bytes were fetched by this call or were here already.
-    """
-
-    key: VersionKey
-    directory: Path
-    manifest: Manifest
-    checked: Checked
-    source: Literal["downloaded", "disk"]
-
-    @property
-    def statement(self) -> AdmissionStatement:
-        return self.checked.statement
+__all__ = ["StoredVersion", "VerifiedStore", "check_pin"]
 
 
 class VerifiedStore:
@@ -61,6 +38,10 @@ class VerifiedStore:
         root: made if it is not there; what a crash left half done is swept here.
         trust: consulted at every `ensure`, so that a change in it counts at once.
         limits: caps on what a statement may make this host fetch.
+        max_bytes: of all versions together, packed forms included. The version that was used longest ago goes
+            first; one that another thread or process is fetching stays. None: no bound.
+        store_key: authenticates what the store keeps beside the files to spare work, packed forms and manifests
+            (`StoreKey.load`); None: nothing of it is kept, and every load reads the files.
         clock: the time, with its zone.
 
     Raises:
@@ -73,12 +54,15 @@ class VerifiedStore:
         trust: TrustStore,
         limits: Limits = DEFAULT_LIMITS,
         *,
+        max_bytes: int | None = None,
+        store_key: StoreKey | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.trust = trust
-        self._limits = limits
-        self._clock = clock
         self._folder = StoreFolder(root)
+        room = Room(self._folder, max_bytes, clock)
+        self._tools = Tools(self._folder, room, trust, limits, store_key, clock)
+        self._filler = Filler(self._folder, room, limits, store_key, self.doubt)
 
     def ensure(
         self,
@@ -103,13 +87,43 @@ class VerifiedStore:
         Raises:
             Untrusted: what `TrustedVersion` raises, CHUNK_MISMATCH.
             Refused: BASE_MISMATCH, BASE_REVISION_MISMATCH, QUOTA_EXCEEDED, HASH_MISMATCH, or the checks'.
-            NotFound, Conflict, Unavailable: the source's. Unavailable: STORAGE_FULL, STORAGE_UNAVAILABLE.
+            NotFound, Conflict, Unavailable: the source's. Unavailable: STORAGE_FULL (before a byte of the files
+                is fetched, where `max_bytes` is the reason), STORAGE_UNAVAILABLE.
         """
         check_pin(resolved.base, base.pin)
         watch = progress or _no_progress
-        loading = _Loading(self, resolved, source, base, progress=watch, recheck=recheck)
+        loading = Ensuring(self._tools, resolved, source, base, progress=watch, recheck=recheck)
         with narrowed(self._folder.root), self._folder.locked(loading.name, partial(watch, 0)):
             return loading.from_disk() or loading.from_source()
+
+    def fill(self, stored: StoredVersion, layout: Layout, out: Memory, *, threads: int | None = None) -> Filled:
+        """Fill `out` with the version's packed form, every byte checked where it then lies or as it is packed.
+
+        Args:
+            stored: from `ensure`; another thread or process may have removed its files since.
+            layout: from `plan_layout(stored.manifest, …)`.
+            out: writable, `layout.nbytes` in all: one stretch, or the layout's pages.
+            threads: how many work on it; None for one a processor, eight at most.
+
+        Raises:
+            Untrusted: CHUNK_MISMATCH. Unavailable: STORAGE_UNAVAILABLE. The next `ensure` heals both.
+            Refused: NONFINITE if a finite value does not fit the layout's dtype.
+            `out` is then garbage.
+        """
+        with narrowed(self._folder.root):
+            return self._filler.fill(stored, layout, out, threads)
+
+    def keep_packed(self, stored: StoredVersion, layout: Layout, filled: Filled, out: Memory) -> bool:
+        """Keep the packed form in `out` for later loads. Call it once the bytes are in use: it writes all of them.
+
+        Args:
+            filled: what `fill` answered for the same three. `out` may have been overwritten since: a later `fill`
+                would find that out, and pack.
+
+        Returns:
+            Whether it is kept. Not if there is one already, no key, no room, or somebody else has the version.
+        """
+        return self._filler.keep(stored, layout, filled, out)
 
     def doubt(self, key: VersionKey) -> None:
         """After CHUNK_MISMATCH, say: the next `ensure` hashes the copy, and replaces it if it does not hold.
@@ -120,189 +134,5 @@ class VerifiedStore:
             self._folder.unmark(key.path_digest())
 
 
-def check_pin(version: BasePin, served: BasePin) -> None:
-    """Raises Refused (BASE_MISMATCH, BASE_REVISION_MISMATCH) unless the version is for the served base."""
-    for code, field in [
-        (Code.BASE_MISMATCH, "id"),
-        (Code.BASE_REVISION_MISMATCH, "revision"),
-        (Code.BASE_MISMATCH, "module_table_digest"),
-    ]:
-        wanted, found = getattr(version, field), getattr(served, field)
-        if wanted != found:
-            message = f"the version is for {wanted}, the base model that is served has {found}"
-            raise error(code, f"base.{field}", message, "Ask for a version for this base model.")
-
-
 def _no_progress(_: int) -> None:
     """Nobody watches."""
-
-
-class _Loading:
-    """One call of `ensure`, under the version's lock."""
-
-    def __init__(
-        self,
-        store: VerifiedStore,
-        resolved: Resolved,
-        source: Source,
-        base: BaseSpec,
-        *,
-        progress: Progress,
-        recheck: bool,
-    ) -> None:
-        self._store = store
-        self._folder = store._folder
-        self._resolved = resolved
-        self._origin = Origin(source, resolved)
-        self._base = base
-        self._progress = progress
-        self._recheck = recheck
-        self.key = VersionKey(resolved.tenant, base.pin, resolved.version_digest)
-        self.name = self.key.path_digest()
-
-    # --- the two ways
-
-    def from_disk(self) -> StoredVersion | None:
-        """The local copy, or None if there is none that holds."""
-        entry = self._folder.entry(self.name)
-        if not entry.package.is_dir():
-            return None
-        trusted = self._trusted_evidence(entry)
-        statement = trusted.checked.statement
-        marked = entry.is_marked_for(statement)
-        hashed = marked and not self._recheck
-        if hashed:
-            trusted.files_were_marked()
-        try:
-            manifest = self._read(entry.package, trusted, hashed=hashed)
-        except (Refused, Untrusted, NotFound):
-            # Damaged or changed on disk. If the version itself is at fault, the fresh copy says so.
-            self._folder.discard(self.name)
-            return None
-        if not marked:
-            entry.mark(statement)
-        return StoredVersion(self.key, entry.package, manifest, trusted.checked, "disk")
-
-    def from_source(self) -> StoredVersion:
-        """A fresh copy; the local one, if any, is replaced only once all of it holds."""
-        evidence = self._fetch_evidence()
-        trusted = self._verify(evidence)
-        statement = trusted.checked.statement
-        self._check_budget(statement)
-        with self._folder.incoming(self.name) as incoming:
-            self._receive_all(statement, incoming.package, trusted)
-            manifest = self._read(incoming.package, trusted, hashed=True)
-            incoming.write_evidence(self._resolved.adapter, evidence)
-            kept = self._folder.keep(incoming, self.name)
-        kept.mark(statement)
-        return StoredVersion(self.key, kept.package, manifest, trusted.checked, "downloaded")
-
-    # --- statement and signature
-
-    def _trusted_evidence(self, entry: Entry) -> TrustedVersion:
-        """From disk if it still holds; else the source may have newer (re-signed after a revocation)."""
-        kept = entry.read_evidence(self._resolved.adapter)
-        if kept is None:
-            return self._renewed_evidence(entry)
-        try:
-            return self._verify(kept)
-        except Untrusted:
-            try:
-                return self._renewed_evidence(entry)
-            except (Unavailable, NotFound):
-                pass
-            raise
-
-    def _renewed_evidence(self, entry: Entry) -> TrustedVersion:
-        evidence = self._fetch_evidence()
-        trusted = self._verify(evidence)
-        entry.write_evidence(self._resolved.adapter, evidence)
-        return trusted
-
-    def _fetch_evidence(self) -> Evidence:
-        source = self._origin.source
-        statement = source.statement(self._resolved)
-        self._progress(0)
-        evidence = Evidence(statement, source.signature(self._resolved))
-        self._progress(0)
-        return evidence
-
-    def _verify(self, evidence: Evidence) -> TrustedVersion:
-        r = self._resolved
-        wanted = Wanted(r.tenant, r.adapter, self._base.pin, r.version_digest, r.version_number)
-        trusted = TrustedVersion(wanted, self._store.trust, self._store._clock())
-        trusted.update_statement(evidence.statement)
-        trusted.update_signature(evidence.signature)
-        return trusted
-
-    # --- files
-
-    def _check_budget(self, statement: AdmissionStatement) -> None:
-        limits = self._store._limits
-        for name, found, most in [
-            ("files", len(statement.files), limits.max_files),
-            ("bytes", statement.total_bytes, limits.max_total_bytes),
-        ]:
-            if found > most:
-                message = f"the version has {found} {name}, this worker takes at most {most}"
-                raise error(Code.QUOTA_EXCEEDED, name, message)
-
-    def _receive_all(self, statement: AdmissionStatement, package: Path, trusted: TrustedVersion) -> None:
-        found: list[FileEntry] = []
-        chunks: tuple[str, ...] = ()
-        for wanted in statement.files:
-            target = package / wanted.path
-            entry, listed = receive(self._origin, statement, wanted, target, self._progress)
-            found.append(entry)
-            chunks = listed if wanted.path == WEIGHTS_FILE else chunks
-        trusted.update_files(found, chunks)
-
-    def _read(self, path: Path, trusted: TrustedVersion, *, hashed: bool) -> Manifest:
-        """The manifest of the files under `path`, if it is the admitted one.
-
-        Args:
-            hashed: all bytes were hashed before, so names and sizes will do; if not, they are hashed first.
-        """
-        statement = trusted.checked.statement
-        with DirectoryPackage.open_dir(path, self._store._limits) as package:
-            _check_sizes(package, statement)
-            if not hashed:
-                trusted.update_files(*_hash(package, self._progress))
-            verdict = examine(
-                package,
-                self._base,
-                limits=self._store._limits,
-                files=statement.files,
-                allow=frozenset(code for code in Code if code.value in statement.allowed),
-                content=self._recheck,
-            )
-        if verdict.manifest is None:
-            raise error_from(verdict.problems)
-        trusted.update_manifest(verdict.manifest.digest)
-        return verdict.manifest
-
-
-def _check_sizes(package: DirectoryPackage, statement: AdmissionStatement) -> None:
-    """Raises Untrusted (MANIFEST_NOT_EXACT) or Refused (HASH_MISMATCH)."""
-    found = package.sizes()
-    wanted = {f.path: f.size for f in statement.files}
-    for name in sorted(found.keys() ^ wanted.keys()):
-        raise error(Code.MANIFEST_NOT_EXACT, name, "the stored files are not those that were admitted")
-    for name, size in wanted.items():
-        if found[name] != size:
-            raise error(Code.HASH_MISMATCH, name, f"{found[name]} bytes, {size} were admitted")
-
-
-def _hash(package: DirectoryPackage, progress: Progress) -> tuple[list[FileEntry], tuple[str, ...]]:
-    """All files, and the chunks of the tensor file, in one pass."""
-    found: list[FileEntry] = []
-    chunks: tuple[str, ...] = ()
-    for name in package.names():
-        reader, hasher = package.open(name), ChunkHasher()
-        for block in blocks(reader):
-            hasher.update(block)
-            progress(len(block))
-        digest, listed = hasher.finish()
-        found.append(FileEntry(name, digest, reader.size))
-        chunks = listed if name == WEIGHTS_FILE else chunks
-    return found, chunks

@@ -2,9 +2,13 @@
 
     ROOT/<key>/package/…             the stored files, without model.sig
     ROOT/<key>/evidence/<id>.dsse.json, <id>.sig    per adapter name: its statement and model.sig
+    ROOT/<key>/packed/…              packed forms, see `packed`
+    ROOT/<key>/manifest.json         see `known_manifest`
+    ROOT/<key>/use                   its bytes, as a number; the file's time is the version's last use
     ROOT/<key>/verified.json         the mark, written last: all bytes were hashed once, here
     ROOT/.incoming-<key>/            the same while it arrives; swept at the next start
     ROOT/.locks/<key>                one writer at a time, across threads and processes
+    ROOT/.locks/room                 one that makes room at a time
 
 <key> is `VersionKey.path_digest()`, <id> the SHA-256 of the adapter's name: no name becomes a path (I6).
 Two adapters of a tenant may hold the same version; each has its own evidence.
@@ -28,7 +32,7 @@ from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import sha256_hex
 from adapterd.loader.trust.admission import MAX_ENVELOPE_BYTES, AdmissionStatement
 from adapterd.loader.trust.oms import MAX_BUNDLE_BYTES
-from adapterd.loader.trust.strict_json import Fields, Malformed, parse
+from adapterd.loader.trust.strict_json import HEX_64, Fields, Malformed, parse
 
 MARK_SCHEMA = "adapterd.verified/1"
 INCOMING_PREFIX = ".incoming-"
@@ -58,12 +62,16 @@ class Entry:
         return self.path / "package"
 
     @property
+    def packed(self) -> Path:
+        return self.path / "packed"
+
+    @property
     def mark_path(self) -> Path:
         return self.path / "verified.json"
 
     def is_marked_for(self, statement: AdmissionStatement) -> bool:
         """Whether these very files were hashed here once. Anything unreadable counts as no mark."""
-        data = _read_small(self.mark_path, _MAX_MARK_BYTES)
+        data = read_small(self.mark_path, _MAX_MARK_BYTES)
         if data is None:
             return False
         try:
@@ -81,14 +89,14 @@ class Entry:
             "version_digest": statement.version_digest,
             "manifest_digest": statement.manifest_digest,
         }
-        _write_file(self.mark_path, json.dumps(facts).encode())
+        write_file(self.mark_path, json.dumps(facts).encode())
 
     def read_evidence(self, adapter: str) -> Evidence | None:
         """What is kept for this adapter name, or None."""
-        statement = _read_small(self._evidence(adapter, "dsse.json"), MAX_ENVELOPE_BYTES)
+        statement = read_small(self._evidence(adapter, "dsse.json"), MAX_ENVELOPE_BYTES)
         if statement is None:
             return None
-        return Evidence(statement, _read_small(self._evidence(adapter, "sig"), MAX_BUNDLE_BYTES))
+        return Evidence(statement, read_small(self._evidence(adapter, "sig"), MAX_BUNDLE_BYTES))
 
     def write_evidence(self, adapter: str, evidence: Evidence) -> None:
         (self.path / "evidence").mkdir(mode=0o700, exist_ok=True)
@@ -96,8 +104,8 @@ class Entry:
         if evidence.signature is None:
             signature.unlink(missing_ok=True)
         else:
-            _write_file(signature, evidence.signature)
-        _write_file(self._evidence(adapter, "dsse.json"), evidence.statement)
+            write_file(signature, evidence.signature)
+        write_file(self._evidence(adapter, "dsse.json"), evidence.statement)
 
     def _evidence(self, adapter: str, ending: str) -> Path:
         return self.path / "evidence" / f"{sha256_hex(adapter.encode())}.{ending}"
@@ -124,11 +132,33 @@ class StoreFolder:
             waiting: called again and again while somebody else has the lock; may raise to give up. The
                 other may hang in a download for as long as it likes.
         """
-        with (self.root / _LOCKS / key).open("wb") as file:
-            while not _try_lock(file):
-                waiting()
-                time.sleep(LOCK_LOOK_SECONDS)
+        while (file := self._lock(key)) is None:
+            waiting()
+            time.sleep(LOCK_LOOK_SECONDS)
+        with file:
             yield
+
+    @contextmanager
+    def held(self, key: str) -> Iterator[bool]:
+        """Hold the version's lock, or say False at once if somebody else has it."""
+        file = self._lock(key)
+        if file is None:
+            yield False
+            return
+        with file:
+            yield True
+
+    def _lock(self, key: str) -> IO[bytes] | None:
+        """The locked file, which lets go when it is closed, or None while somebody else has it."""
+        path = self.root / _LOCKS / key
+        while True:
+            file = path.open("wb")
+            if not _try_lock(file):
+                file.close()
+                return None
+            if _is_still(file, path):
+                return file
+            file.close()  # `remove` took it away between our opening and our locking it
 
     @contextmanager
     def incoming(self, key: str) -> Iterator[Entry]:
@@ -161,12 +191,25 @@ class StoreFolder:
         self.unmark(key)
         _remove(self.entry(key).path)
 
+    def remove(self, name: str) -> bool:
+        """Remove one of `names` and forget its lock, unless somebody holds that: then False, at once."""
+        key = name.removeprefix(INCOMING_PREFIX)
+        with self.held(key) as mine:
+            if mine:
+                self.discard(name)
+                (self.root / _LOCKS / key).unlink()
+        return mine
+
+    def names(self) -> list[str]:
+        """Of all folders of versions, final and incoming: one look at the root."""
+        with os.scandir(self.root) as found:
+            return [e.name for e in found if HEX_64.fullmatch(e.name.removeprefix(INCOMING_PREFIX))]
+
     def _sweep(self) -> None:
         """Remove what a crash left behind, but nothing that another process is filling right now."""
         for left in self.root.glob(f"{INCOMING_PREFIX}*"):
-            key = left.name.removeprefix(INCOMING_PREFIX)
-            with (self.root / _LOCKS / key).open("wb") as file:
-                if _try_lock(file):
+            with self.held(left.name.removeprefix(INCOMING_PREFIX)) as mine:
+                if mine:
                     _remove(left)
 
 
@@ -193,6 +236,13 @@ def _try_lock(file: IO[bytes]) -> bool:
     return True
 
 
+def _is_still(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def fsync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -202,12 +252,13 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_file(target: Path, data: bytes) -> None:
+def write_file(target: Path, *data: bytes | memoryview) -> None:
     """The whole file or the old one, durable; the caller holds the lock, so one temporary name will do."""
     temporary = target.with_name(f".{target.name}.new")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            for part in data:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
@@ -217,13 +268,18 @@ def _write_file(target: Path, data: bytes) -> None:
     fsync_folder(target.parent)
 
 
-def _read_small(path: Path, most: int) -> bytes | None:
+def read_small(path: Path, most: int) -> bytes | None:
     """At most `most` bytes and one more, so that whoever parses them sees that they are too many."""
     try:
-        with path.open("rb") as file:
-            return file.read(most + 1)
+        with open(path, "rb", opener=_open_at_once) as file:
+            return file.read(most + 1) or b""
     except FileNotFoundError:
         return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that somebody put there is empty, and not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _remove(path: Path) -> None:

@@ -7,7 +7,11 @@ process, and `process.client.HostClient`, which speaks to a loader process that 
 workers of the machine.
 
 What a request holds is given back by `release`, which also cancels what has not come yet. An image stays
-where it is, and is not overwritten, until every request that was answered with it is released.
+where it is, and is not overwritten, until every request that was answered with it is released; what `verify`
+found is known at least as long as its request is held. A request that failed holds nothing, nor does `resolve`.
+
+A request that is not answered yet counts as waiting. A tenant with too many of them is refused (QUEUE_FULL),
+by `settle` like any other failure.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from adapterd.loader.layout import Layout
 from adapterd.loader.manifest import Manifest
 
 if TYPE_CHECKING:
+    from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.sources import Resolved
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -77,6 +82,21 @@ class Image:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """What is in host memory, as of the host's last word.
+
+    Attributes:
+        tenants: bytes in use, by tenant; whole pages.
+        free_bytes: of the slab.
+        images: the versions whose packed bytes are there, and how many bytes each takes.
+    """
+
+    tenants: Mapping[str, int]
+    free_bytes: int
+    images: Mapping[VersionKey, int]
+
+
 class Slab(Protocol):
     """One stretch of host memory, made of pages. Compared by identity."""
 
@@ -109,20 +129,29 @@ class Host(Protocol):
         ...
 
     def resolve(self, asked: Sequence[Ref], tenant: str, settle: Settle[tuple[Resolved, ...]]) -> int:
-        """Which version every REF means now, in order. NOT_FOUND for another tenant's and for unknown ones alike."""
+        """Which version every REF means now, in order. NOT_FOUND for another tenant's and for unknown ones alike.
+
+        A REF that names a digest whose verified bytes are in the slab is answered without asking the source.
+        """
         ...
 
     def verify(self, resolved: Resolved, tenant: str, settle: Settle[Facts]) -> int:
-        """Has the version fetched and verified, by what is trusted now. Equal requests share the work."""
+        """Has the version brought to the local disk and verified, by what is trusted now or later.
+
+        Equal requests share the work. A claim (adapter name, version number) that does not hold fails only those
+        who made it.
+        """
         ...
 
     def fetch(
         self, wanted: Sequence[Resolved], tenant: str, settle: Settle[tuple[Image, ...]], *, priority: int = 0
     ) -> int:
-        """Has verified versions packed into the slab: memory for all of them at once, or none yet.
+        """Has versions packed into the slab: memory for all of them at once, or none yet.
 
-        Among requests that wait for memory the higher priority goes first, then the older. BUDGET_EXCEEDED if they
-        can never fit together; HOST_QUEUE_FULL if the tenant has too many requests waiting.
+        What is not verified is verified first. Among requests that wait for memory the higher priority goes first,
+        then the older; one that waits holds up the ones of its tenant behind it that need memory, too. Bytes that
+        do not hold fail all who wait for them, and the next request verifies and hashes them anew.
+        BUDGET_EXCEEDED if they can never fit together.
         """
         ...
 
@@ -135,6 +164,21 @@ class Host(Protocol):
         """Drops the version's image as soon as nobody holds it, and finds it no more (revocation)."""
         ...
 
+    def rebase(self, base: BaseSpec) -> None:
+        """The base model was reloaded: from now on versions are verified against `base`, which may be an equal one.
+
+        Images for the old one are found no more, as with `forget`.
+        """
+        ...
+
+    def usage(self) -> HostUsage:
+        """Never asks anybody: in a client of a loader process it may be a little old."""
+        ...
+
     def close(self, timeout: float) -> None:
-        """Fails what is pending (CACHE_CLOSED) and waits for what runs, `timeout` seconds at most. Idempotent."""
+        """Fails what is pending (CACHE_CLOSED; `settle` comes in this thread), and waits for what runs.
+
+        Args:
+            timeout: seconds to wait at most. Idempotent.
+        """
         ...

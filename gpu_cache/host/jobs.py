@@ -1,32 +1,63 @@
-"""Loader jobs: run without the cache's lock, on a loader thread, and say exactly once how they ended."""
+"""Loader jobs: run without the host's lock, on a loader thread, and say exactly once how they ended.
+
+What callers are told is collected under the lock and said without it: `settle` may call the host again.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from threading import Condition
+from threading import Lock
 from typing import TypeVar
 
+from adapterd.gpu_cache.host.interface import Failure
 from adapterd.gpu_cache.host.pool import LoaderPool
-from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
+from adapterd.gpu_cache.host.records import Request
+from adapterd.loader.errors import AdapterdError, Code, reject
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a job ended, when it did not end well."""
-
-    problems: tuple[Problem, ...]
-
-    @property
-    def cancelled(self) -> bool:
-        return self.problems[0].code is Code.LEASE_CANCELLED
-
-
 BROKEN = Failure((reject(Code.INTERNAL, "loader", "the loader broke; the log has the traceback", "Report it."),))
 """For what is no AdapterdError: our own bug. The exception itself goes to the pool, which logs it."""
+
+
+class Answers:
+    """What callers are going to be told, and how many of each tenant still wait to be told."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Callable[[], None]] = deque()
+        self.waiting: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._ready)
+
+    def add(self, request: Request, outcome: object) -> None:
+        """With the lock. Nothing, if the request was answered or released."""
+        settle = self.withdraw(request)
+        if settle is not None:
+            self._ready.append(partial(settle, outcome))
+
+    def withdraw(self, request: Request) -> Callable[[object], None] | None:
+        """With the lock: the request waits no longer."""
+        settle, request.answer = request.answer, None
+        self.waiting[request.tenant] -= settle is not None
+        return settle
+
+    def deliver(self) -> None:
+        """Without the lock, from any thread."""
+        while True:
+            try:
+                say = self._ready.popleft()
+            except IndexError:
+                return
+            try:
+                say()
+            except BaseException:  # noqa: BLE001 - a caller's bug; the others are told all the same
+                _LOG.exception("an answer of the host was not taken")
 
 
 class LoaderJobs:
@@ -35,17 +66,17 @@ class LoaderJobs:
     Args:
         pool: where they run.
         lock: taken to say how a job ended.
-        after: called with the lock held after each job.
+        answers: delivered after each job.
     """
 
-    def __init__(self, pool: LoaderPool, lock: Condition, after: Callable[[], None]) -> None:
-        self._pool, self._lock, self._after = pool, lock, after
+    def __init__(self, pool: LoaderPool, lock: Lock, answers: Answers) -> None:
+        self._pool, self._lock, self._answers = pool, lock, answers
 
-    def start(self, tenant: str, work: Callable[[], T], settle: Callable[[T | Failure], None]) -> None:
-        """Queues `work`; `settle` gets its result or Failure, with the lock held."""
-        self._pool.submit(tenant, partial(self._run, work, settle))
+    def start(self, tenant: str, work: Callable[[], T], end: Callable[[T | Failure], None]) -> None:
+        """Queues `work`; `end` gets its result or Failure, with the lock held."""
+        self._pool.submit(tenant, partial(self._run, work, end))
 
-    def _run(self, work: Callable[[], T], settle: Callable[[T | Failure], None]) -> None:
+    def _run(self, work: Callable[[], T], end: Callable[[T | Failure], None]) -> None:
         outcome: T | Failure = BROKEN
         try:
             outcome = work()
@@ -53,11 +84,5 @@ class LoaderJobs:
             outcome = Failure(failure.problems)
         finally:
             with self._lock:
-                settle(outcome)
-                self._after()
-
-
-def check_wanted(wanted: bool, what: str) -> None:
-    """Raises Failed (LEASE_CANCELLED), for the start of a job that may be superfluous by now."""
-    if not wanted:
-        raise error(Code.LEASE_CANCELLED, what, "nobody waits for it any more")
+                end(outcome)
+            self._answers.deliver()

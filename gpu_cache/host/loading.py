@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from adapterd.gpu_cache.config import CacheConfig
-from adapterd.loader.errors import Code, NotFound, Untrusted, error
-from adapterd.loader.identity import WEIGHTS_FILE, Ref
+from adapterd.gpu_cache.host.interface import Origin
+from adapterd.loader.errors import Code, error
+from adapterd.loader.identity import Ref
+from adapterd.loader.image import Memory
 from adapterd.loader.layout import Dtype, Layout, plan_layout
-from adapterd.loader.limits import Limits
 from adapterd.loader.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -26,6 +28,21 @@ if TYPE_CHECKING:
     from adapterd.loader.trust.policy import TrustStore
 
 Cancelled = Callable[[], bool]
+ORIGINS = {"downloaded": Origin.SOURCE, "disk": Origin.DISK, "packed": Origin.PACKED}
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What became of a `fill`.
+
+    Attributes:
+        origin: where the bytes were before `prepare`.
+        keep: what may be called once the bytes are in use, so that the next load finds the packed form on disk. It
+            takes its time, and copes with memory that is overwritten meanwhile.
+    """
+
+    origin: Origin
+    keep: Callable[[], object] | None = None
 
 
 class Prepared(Protocol):
@@ -37,30 +54,42 @@ class Prepared(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def fill(self, out: memoryview) -> None:
-        """Writes the packed form: all `layout.nbytes` bytes of `out`. Raises AdapterdError; `out` is then garbage."""
+    def fill(self, out: Memory) -> Fill:
+        """Writes the packed form: all `layout.nbytes` bytes of `out`.
+
+        Raises AdapterdError; `out` is then garbage. STORAGE_UNAVAILABLE if what was prepared is not there any more:
+        preparing it again heals that.
+        """
         ...
 
 
+Dtypes = Literal["auto", "F32", "F16", "BF16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What versions are verified and packed for: the base model, and the dtype of the packed form."""
+
+    base: BaseSpec
+    dtype: Dtypes = "auto"
+
+
 class Loader(Protocol):
-    """What the stager asks of the loader. Called from several threads at once; raises AdapterdError only."""
+    """What a host asks of the loader. Called from several threads at once; raises AdapterdError only."""
 
     @property
     def trust_changes(self) -> int:
         """Grows when trust changes: what `prepare` found to hold before has to be prepared again. Only a number
-        that is read: it is asked for under the cache's lock."""
+        that is read: it is asked for under locks."""
         ...
 
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         """Which version the REF means now. NotFound if it is unknown."""
         ...
 
-    def prepare(self, resolved: Resolved, base: BaseSpec, cancelled: Cancelled) -> Prepared:
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
         """The version, verified and on the local disk. Raises Failed (LEASE_CANCELLED) once `cancelled()`."""
         ...
-
-
-Dtypes = Literal["auto", "F32", "F16", "BF16"]
 
 
 class StoreLoader:
@@ -71,13 +100,10 @@ class StoreLoader:
         source: Source,
         store: VerifiedStore,
         *,
-        dtype: Dtypes,
         page_bytes: int,
-        limits: Limits,
         recheck: bool = False,
     ) -> None:
-        self._source, self._store, self._limits, self._recheck = source, store, limits, recheck
-        self._dtype, self._page_bytes = dtype, page_bytes
+        self._source, self._store, self._page_bytes, self._recheck = source, store, page_bytes, recheck
 
     @property
     def trust_changes(self) -> int:
@@ -86,15 +112,15 @@ class StoreLoader:
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         return self._source.resolve(ref, tenant)
 
-    def prepare(self, resolved: Resolved, base: BaseSpec, cancelled: Cancelled) -> Prepared:
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
         def progress(*_: object) -> None:
             if cancelled():
                 raise error(Code.LEASE_CANCELLED, str(resolved.ref), "nobody waits for it any more")
 
         progress()
-        stored = self._store.ensure(resolved, self._source, base, progress=progress, recheck=self._recheck)
-        layout = plan_layout(stored.manifest, packed_dtype(self._dtype, stored.manifest), self._page_bytes)
-        return StoredImage(self._store, stored, layout, self._limits)
+        stored = self._store.ensure(resolved, self._source, serving.base, progress=progress, recheck=self._recheck)
+        layout = plan_layout(stored.manifest, packed_dtype(serving.dtype, stored.manifest), self._page_bytes)
+        return StoredImage(self._store, stored, layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,38 +130,25 @@ class StoredImage:
     store: VerifiedStore
     stored: StoredVersion
     layout: Layout
-    limits: Limits
 
     @property
     def manifest(self) -> Manifest:
         return self.stored.manifest
 
-    def fill(self, out: memoryview) -> None:
-        """Checks each chunk on the bytes it packs. A copy on disk that does not hold is hashed by the next load."""
-        from adapterd.loader.formats.files import DirectoryPackage
-        from adapterd.loader.pack import pack
-
-        chunks = self.stored.statement.chunks
-        try:
-            with DirectoryPackage.open_dir(self.stored.directory, self.limits) as package:
-                pack(self.stored.manifest, self.layout, package.open(WEIGHTS_FILE), chunks, out)
-        except Untrusted:
-            self.store.doubt(self.stored.key)
-            raise
-        except (KeyError, NotFound, OSError) as cause:
-            self.store.doubt(self.stored.key)
-            raise error(
-                Code.STORAGE_UNAVAILABLE, str(self.stored.directory), f"the stored copy cannot be read: {cause}",
-                "Another process may have replaced it; ask for the adapter again.",
-            ) from cause  # fmt: skip
+    def fill(self, out: Memory) -> Fill:
+        """A copy on disk that does not hold, or is not there any more, is looked at by the next load."""
+        filled = self.store.fill(self.stored, self.layout, out)
+        keep = partial(self.store.keep_packed, self.stored, self.layout, filled, out) if filled.chunks else None
+        return Fill(ORIGINS[filled.origin], keep)
 
 
 @contextmanager
 def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore | None) -> Iterator[StoreLoader]:
     """The loader that a configuration asks for; without a folder, over a temporary store that goes with the context."""
     if source is None or trust is None:
-        raise ValueError("a cache needs a source and a trust store, or a loader")
+        raise ValueError("a cache needs a source and a trust store, or a host")
     from adapterd.loader.store import VerifiedStore
+    from adapterd.loader.store_key import StoreKey
 
     with ExitStack() as cleanup:
         root = config.store
@@ -145,10 +158,14 @@ def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore |
             root = Path(cleanup.enter_context(folder))
         yield StoreLoader(
             source,
-            VerifiedStore(root, trust, config.limits),
-            dtype=config.dtype,
+            VerifiedStore(
+                root,
+                trust,
+                config.limits,
+                max_bytes=config.store_bytes,
+                store_key=None if config.store_key is None else StoreKey.load(config.store_key, outside=root),
+            ),
             page_bytes=config.page_bytes,
-            limits=config.limits,
             recheck=config.recheck,
         )
 

@@ -31,15 +31,27 @@ class LoaderPool(Protocol):
 class FairPool:
     """LoaderPool of `threads` threads: next is the tenant with the fewest running jobs, then who waited longest.
 
+    Tenants with a guaranteed share find a free thread for their first job: as long as one of them runs nothing, a
+    thread is kept free for it (for each of them, but never all threads). So a tenant whose source hangs cannot
+    take them all.
+
     Its lock is a leaf: nothing is called under it. It may be taken under the cache's lock, never the reverse.
     The threads are daemons: a job that hangs in a source or a disk keeps neither `close` nor the process.
     """
 
-    def __init__(self, threads: int, max_running: Mapping[str, int | None], default_max: int | None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        max_running: Mapping[str, int | None],
+        default_max: int | None,
+        guaranteed: frozenset[str] = frozenset(),
+        name: str = "loader",
+    ) -> None:
+        self._name = name
         self._changed = threading.Condition()
         self._queues: dict[str, deque[Work]] = {}  # ordered: longest not served first
         self._running: Counter[str] = Counter()
-        self._limits, self._default_limit = max_running, default_max
+        self._limits, self._default_limit, self._guaranteed = max_running, default_max, guaranteed
         self.closed = False
         self._most = threads
         self._threads: list[threading.Thread] = []
@@ -47,7 +59,8 @@ class FairPool:
     @classmethod
     def of(cls, threads: int, tenants: Mapping[str, TenantBudget], default: TenantBudget) -> Self:
         """The pool that the budgets ask for."""
-        return cls(threads, {t: budget.max_loads for t, budget in tenants.items()}, default.max_loads)
+        shares = frozenset(tenant for tenant, budget in tenants.items() if budget.has_share)
+        return cls(threads, {t: budget.max_loads for t, budget in tenants.items()}, default.max_loads, shares)
 
     def submit(self, tenant: str, work: Work) -> None:
         with self._changed:
@@ -70,7 +83,7 @@ class FairPool:
             _LOG.warning("%d loader jobs still run after %g s; each ends with the call that it hangs in", left, timeout)
 
     def _start_one(self) -> None:
-        name = f"adapterd-loader-{len(self._threads)}"
+        name = f"adapterd-{self._name}-{len(self._threads)}"
         self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
         self._threads[-1].start()
 
@@ -98,12 +111,18 @@ class FairPool:
             return None
 
     def _next_tenant(self) -> str | None:
-        ready = [t for t in self._queues if self._below_limit(t)]
+        ready = [t for t in self._queues if self._below_limit(t) and self._leaves_reserve(t)]
         return min(ready, key=lambda t: self._running[t], default=None)
 
     def _below_limit(self, tenant: str) -> bool:
         limit = self._limits.get(tenant, self._default_limit)
         return limit is None or self._running[tenant] < limit
+
+    def _leaves_reserve(self, tenant: str) -> bool:
+        if tenant in self._guaranteed and not self._running[tenant]:
+            return True
+        owed = sum(not self._running[other] for other in self._guaranteed if other != tenant)
+        return self._running.total() < self._most - min(owed, self._most - 1)
 
     def _take(self, tenant: str) -> Work:
         queue = self._queues.pop(tenant)

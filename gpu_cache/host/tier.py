@@ -1,82 +1,84 @@
-"""The host slab: one allocation, in which adapters are packed, and where they stay until room is needed."""
+"""The slab's books: which pages hold which version, what each tenant has, and who has to go for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from adapterd.gpu_cache.budgets import Budget
-from adapterd.gpu_cache.config import CacheConfig
-from adapterd.gpu_cache.device import Device
+from adapterd.gpu_cache.budgets import Budget, TenantBudget
 from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
-from adapterd.gpu_cache.host.loading import Prepared
+from adapterd.gpu_cache.host.interface import HostUsage, Slab
 from adapterd.gpu_cache.host.pages import SlabPages
-from adapterd.gpu_cache.records import Entry
+from adapterd.gpu_cache.host.records import HostEntry
+from adapterd.loader.identity import VersionKey
+from adapterd.loader.image import Memory
 
-if TYPE_CHECKING:
-    import torch
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainSlab:
+    """Slab over memory of this process. `memory` is one writable stretch of bytes."""
+
+    memory: memoryview
+    page_bytes: int
 
 
 class HostTier:
-    """Pages of the slab and whose they are. Methods need the cache's lock, but for `write`."""
+    """Pages of the slab and whose they are. Methods need the host's lock, but for `memory`."""
 
-    def __init__(self, device: Device, config: CacheConfig, policy: Policy) -> None:
-        self._page_bytes, self._policy = config.page_bytes, policy
-        self.budget = Budget("host", config.host_pages, config.page_bytes, config.tenants, config.default_budget)
-        self._pages = SlabPages(config.host_pages)
-        self.slab: torch.Tensor = device.allocate_host(config.host_pages * config.page_bytes)
+    def __init__(self, slab: Slab, tenants: Mapping[str, TenantBudget], default: TenantBudget, policy: Policy) -> None:
+        """Raises Failed (SETTINGS_INVALID) when the guarantees exceed the slab."""
+        self.slab, self._policy = slab, policy
+        self._memory = memoryview(slab.memory).cast("B")
+        count = len(self._memory) // slab.page_bytes
+        self.budget = Budget("host", count, slab.page_bytes, tenants, default)
+        self._pages = SlabPages(count)
+        self._entries: dict[int, HostEntry] = {}  # those with pages, forgotten ones, too
 
-    def make_room(self, entry: Entry, seq: int, entries: Iterable[Entry]) -> list[Entry] | None:
-        """Makes room for `entry`'s image, for the sake of lease `seq`: who was dropped, or None if it must wait."""
-        by_key = {e.key: e for e in entries if _droppable(e, seq)}
-        candidates = [Candidate(e.key, e.pages, e.last_used) for e in by_key.values()]
-        victims = plan_evictions(self._policy, self.budget, entry.key.tenant, entry.pages, candidates, _always)
-        return None if victims is None else [self._dropped(by_key[v.key]) for v in victims]
+    def make_room(self, tenant: str, pages: int, keep: Collection[HostEntry]) -> list[HostEntry] | None:
+        """Makes room for `pages` of the tenant: who was dropped for that, none of `keep`; None if it must wait."""
+        if self.budget.may_take(tenant, pages, self.budget.used):
+            return []
+        free = [e for e in self._entries.values() if e.filled and not e.holders and e not in keep]
+        candidates = [Candidate(e.key, len(e.pages or ()), e.last_used) for e in free]
+        entries = {id(candidate): entry for candidate, entry in zip(candidates, free, strict=True)}
+        victims = plan_evictions(self._policy, self.budget, tenant, pages, candidates, _always)
+        return None if victims is None else [self._dropped(entries[id(v)]) for v in victims]
 
-    def take(self, entry: Entry) -> tuple[int, ...]:
+    def take(self, entry: HostEntry) -> None:
         """Gives `entry` its pages; `make_room` has said yes."""
-        pages = self._pages.take(entry.pages)
+        pages = self._pages.take(entry.size)
         assert pages is not None, "the budget and the slab disagree"
-        entry.image = pages
-        self.budget.take(entry.key.tenant, entry.pages)
-        return pages
+        entry.pages = pages
+        self._entries[id(entry)] = entry
+        self.budget.take(entry.key.tenant, len(pages))
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: HostEntry) -> None:
         """Frees the pages. Nothing reads or writes them any more: no job, no copy in flight."""
-        assert entry.image is not None
-        self._pages.give_back(entry.image)
-        self.budget.give_back(entry.key.tenant, entry.pages)
-        entry.image, entry.filled = None, False
+        assert entry.pages is not None
+        self._pages.give_back(entry.pages)
+        self.budget.give_back(entry.key.tenant, len(entry.pages))
+        entry.pages, entry.filled = None, False
+        del self._entries[id(entry)]
 
-    def write(self, prepared: Prepared, pages: Sequence[int]) -> None:
-        """Packs into `pages`. Without the lock, on a loader thread: the pages are the job's own.
+    def usage(self) -> HostUsage:
+        """Counts what is held though forgotten, but does not name it."""
+        size, images = self.slab.page_bytes, Counter[VersionKey]()
+        for entry in self._entries.values():
+            if entry.filled and not entry.forgotten:
+                images[entry.key] += len(entry.pages or ()) * size
+        return HostUsage({t: n * size for t, n in self.budget.used.items() if n}, self.budget.free * size, images)
 
-        Raises what `fill` raises.
-        """
-        size, nbytes = self._page_bytes, len(pages) * self._page_bytes
+    def memory(self, pages: Sequence[int]) -> Memory:
+        """The bytes of `pages`. Needs no lock: they are the caller's own."""
+        size = self.slab.page_bytes
         if pages[-1] - pages[0] + 1 == len(pages):
-            prepared.fill(_view(self.slab)[pages[0] * size : pages[0] * size + nbytes])
-            return
-        buffer = memoryview(bytearray(nbytes))
-        prepared.fill(buffer)
-        whole = _view(self.slab)
-        for index, page in enumerate(pages):
-            whole[page * size : (page + 1) * size] = buffer[index * size : (index + 1) * size]
+            return self._memory[pages[0] * size : (pages[-1] + 1) * size]
+        return [self._memory[page * size : (page + 1) * size] for page in pages]
 
-    def _dropped(self, entry: Entry) -> Entry:
+    def _dropped(self, entry: HostEntry) -> HostEntry:
         self.drop(entry)
         return entry
-
-
-def _view(slab: torch.Tensor) -> memoryview:
-    return slab.numpy().data
-
-
-def _droppable(entry: Entry, seq: int) -> bool:
-    """Filled, nobody reads it, and either in VRAM anyway or not wanted by a lease that waits as long as `seq`."""
-    if not entry.filled or (entry.resident is not None and not entry.copied):
-        return False
-    return entry.resident is not None or not entry.spared_for(seq)
 
 
 def _always(_victims: Sequence[Candidate]) -> bool:

@@ -39,6 +39,11 @@ class FolderSource:
     def __init__(self, root: Path | str) -> None:
         self._root = Path(root)
 
+    @property
+    def root(self) -> Path:
+        """The folder, as it was given."""
+        return self._root
+
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         if ref.tenant != tenant:
             raise not_found(ref)  # whether it is there is not even looked up

@@ -51,7 +51,7 @@ class RegistrySource:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._url = _checked_url(url)
+        self._url, self._token = _checked_url(url), token
         self._clock = clock
         self._client = httpx.Client(
             base_url=self._url,
@@ -67,6 +67,15 @@ class RegistrySource:
             sleep=sleep,
             reraise=True,
         )
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def token(self) -> str:
+        """A secret; for a loader process, which asks in the worker's stead."""
+        return self._token
 
     # --- Source
 

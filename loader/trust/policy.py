@@ -62,11 +62,13 @@ class TrustStore:
     `TrustStore.from_json(t.as_json()) == t`.
 
     `changes` counts the changes made to this object: what was found trusted before the last of them may no
-    longer be.
+    longer be. `path` is the file that says the same, or said it when it was last read or written; None for a
+    store that was made or changed in memory since.
     """
 
     def __init__(self) -> None:
         self.changes = 0
+        self.path: Path | None = None
         self._admission: tuple[TrustedKey, ...] = ()
         self._tenants: dict[str, TenantTrust] = {}
 
@@ -106,7 +108,7 @@ class TrustStore:
         if key.algorithm is not Algorithm.ED25519:
             raise error(Code.KEY_UNSUPPORTED, "key", f"admission keys are Ed25519, not {key.algorithm}")
         self._admission = _with_key(self._admission, key, name)
-        self.changes += 1
+        self._change()
 
     def add_publisher_key(self, tenant: str, key: PublicKey, name: str = "") -> None:
         """Trust a publisher's packages in one tenant. Adding a listed key changes its name and nothing else.
@@ -119,7 +121,7 @@ class TrustStore:
             raise error(Code.KEY_UNSUPPORTED, "key", f"publisher keys are ECDSA, not {key.algorithm}")
         had = self.tenant(check_name("tenant", tenant))
         self._tenants[tenant] = replace(had, publishers=_with_key(had.publishers, key, name))
-        self.changes += 1
+        self._change()
 
     def require_publisher(self, tenant: str, required: bool = True) -> None:
         """Whether this tenant's versions must be signed. A signature that is there is checked in any case.
@@ -128,7 +130,7 @@ class TrustStore:
             Failed: REF_INVALID for a bad tenant name.
         """
         self._tenants[check_name("tenant", tenant)] = replace(self.tenant(tenant), require_publisher=required)
-        self.changes += 1
+        self._change()
 
     def revoke_key(self, key_id: str) -> None:
         """Take nothing more that this key signed, in any role and any tenant.
@@ -144,7 +146,11 @@ class TrustStore:
         self._tenants = {
             name: replace(t, publishers=_revoked(t.publishers, key_id)) for name, t in self._tenants.items()
         }
+        self._change()
+
+    def _change(self) -> None:
         self.changes += 1
+        self.path = None
 
     # --- files
 
@@ -209,9 +215,11 @@ class TrustStore:
         if len(data) > MAX_TRUST_BYTES:
             raise error(Code.TRUST_FILE_INVALID, str(path), f"more than {MAX_TRUST_BYTES} bytes")
         try:
-            return cls._parsed(parse(data))
+            store = cls._parsed(parse(data))
         except Malformed as e:
             raise error(Code.TRUST_FILE_INVALID, str(path), str(e)) from e
+        store.path = Path(path)
+        return store
 
     def reload(self, path: Path | str) -> None:
         """Take over what the file says by now. A running worker's way to hear of a revocation.
@@ -222,6 +230,7 @@ class TrustStore:
         if fresh != self:
             self._admission, self._tenants = fresh._admission, fresh._tenants
             self.changes += 1
+        self.path = fresh.path
 
     def save(self, path: Path | str) -> None:
         """Write the file whole or not at all, readable by its owner only.
@@ -235,6 +244,7 @@ class TrustStore:
             _replace_file(target, text.encode())
         except OSError as e:
             raise error(Code.STORAGE_UNAVAILABLE, str(target), f"cannot be written: {e.strerror}") from e
+        self.path = target
 
 
 def _replace_file(target: Path, data: bytes) -> None:

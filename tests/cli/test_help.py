@@ -19,7 +19,9 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["verify", "--help"], ["base", "add", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["verify", "--help"], ["base", "add", "--help"], ["worker", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = (
         "import sys\n"

@@ -13,6 +13,7 @@ from adapterd.gpu_cache import AdapterCache, CacheConfig, Lease, Place
 from adapterd.gpu_cache.device import Device
 from adapterd.loader.errors import Code, Failed
 from fakes.adapters import PAGE_BYTES, MemoryLoader, tag, wrong_pages
+from fakes.cache_world import host_over
 
 VRAM_PAGES, HOST_PAGES = 8, 24
 
@@ -33,7 +34,8 @@ class CacheContract:
         config = CacheConfig(
             vram_bytes=VRAM_PAGES * PAGE_BYTES, host_bytes=HOST_PAGES * PAGE_BYTES, page_bytes=PAGE_BYTES
         )
-        with AdapterCache(config, base=loader.base, loader=loader, device=device) as cache:
+        host = host_over(loader, config, device)
+        with AdapterCache(config, base=loader.base, host=host, device=device) as cache:
             yield cache
         device.close()
 

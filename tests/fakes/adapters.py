@@ -9,15 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 
 import torch
 
 from adapterd.gpu_cache import Resident
-from adapterd.gpu_cache.host.loading import Cancelled, Prepared
+from adapterd.gpu_cache.host.interface import Origin
+from adapterd.gpu_cache.host.loading import Cancelled, Fill, Prepared, Serving
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, Problem, error, error_from
 from adapterd.loader.identity import FileEntry, Ref
+from adapterd.loader.image import Memory, PackedImage
 from adapterd.loader.layout import Layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
 from adapterd.loader.sources import Resolved
@@ -67,6 +70,7 @@ class TaggedImage:
 
     version: Published
     loader: MemoryLoader
+    origin: Origin
 
     @property
     def manifest(self) -> Manifest:
@@ -76,12 +80,13 @@ class TaggedImage:
     def layout(self) -> Layout:
         return Layout(PAGE_BYTES, "F32", self.version.pages, ())
 
-    def fill(self, out: memoryview) -> None:
+    def fill(self, out: Memory) -> Fill:
         self.loader.say("fill", self.version)
-        assert len(out) == self.version.pages * PAGE_BYTES
+        image = PackedImage(self.layout, out)
         for page in range(self.version.pages):
-            word = tag(self.version.digest, page).to_bytes(8, "little")
-            out[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = word * (PAGE_BYTES // 8)
+            for part in image.parts(page * PAGE_BYTES, (page + 1) * PAGE_BYTES):
+                part[:] = tag(self.version.digest, page).to_bytes(8, "little") * (PAGE_BYTES // 8)
+        return Fill(self.origin, partial(self.loader.say, "keep", self.version) if self.loader.keeps_packed else None)
 
 
 @dataclass
@@ -96,12 +101,15 @@ class MemoryLoader:
     """A lying source: what it answers for a digest."""
     breaks: bool = False
     """A loader with a bug."""
+    keeps_packed: bool = False
+    """Whether it wants to keep packed forms."""
     trust_changes: int = 0
 
     def __post_init__(self) -> None:
         self._versions: dict[tuple[str, str], Published] = {}
         self._aliases: dict[tuple[str, str, str], str] = {}
         self._numbers: dict[tuple[str, str], int] = {}
+        self._on_disk: set[tuple[str, str]] = set()
 
     def publish(
         self, name: str, pages: int = 1, *, rank: int = 4, digest: str = "", alias: str = "default"
@@ -127,13 +135,16 @@ class MemoryLoader:
             return self.answers[digest]
         return replace(version.resolved, ref=replace(ref, digest=digest))
 
-    def prepare(self, resolved: Resolved, base: BaseSpec, cancelled: Cancelled) -> Prepared:
-        version = self._versions[f"{resolved.tenant}/{resolved.adapter}", resolved.version_digest]
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
+        name = (f"{resolved.tenant}/{resolved.adapter}", resolved.version_digest)
+        version = self._versions[name]
         self.say("prepare", version)
         if cancelled():
             raise error(Code.LEASE_CANCELLED, str(resolved.ref), "nobody waits for it any more")
-        assert base.pin == resolved.base
-        return TaggedImage(version, self)
+        assert serving.base.pin == resolved.base
+        origin = Origin.DISK if name in self._on_disk else Origin.SOURCE
+        self._on_disk.add(name)
+        return TaggedImage(version, self, origin)
 
     def say(self, what: str, version: Published) -> None:
         self._note(what, f"{version.resolved.tenant}/{version.resolved.adapter}")
@@ -161,6 +172,10 @@ class ManualPool:
         if not self._closed:
             self._jobs.append(work)
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
     def run_one(self) -> bool:
         if not self._jobs:
             return False
@@ -175,6 +190,11 @@ class ManualPool:
     def close(self, timeout: float) -> None:
         self._closed = True
         self._jobs.clear()
+
+
+def image_bytes(digest: str, pages: int) -> bytes:
+    """What `TaggedImage` packs."""
+    return b"".join(tag(digest, page).to_bytes(8, "little") * (PAGE_BYTES // 8) for page in range(pages))
 
 
 def wrong_pages(arena: torch.Tensor, resident: Resident) -> list[int]:

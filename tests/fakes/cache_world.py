@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from adapterd.gpu_cache import AdapterCache, CacheConfig, Lease, Resident, TenantBudget
+from adapterd.gpu_cache import AdapterCache, CacheConfig, Device, Lease, Resident, TenantBudget
+from adapterd.gpu_cache.host.host_cache import HostCache
+from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
+from adapterd.gpu_cache.slabs import DeviceSlab
 from adapterd.loader.errors import Code
 
 from .adapters import PAGE_BYTES, ManualPool, MemoryLoader, wrong_pages
@@ -16,6 +19,7 @@ from .devices import DefectiveDevice, SimulatedDevice
 class World:
     """A cache over a simulated device, a memory loader and a manual pool.
 
+    What a serving thread does is done under the device's `serving`: whatever would wait for a device is an error.
     `violations` lists what kernels read that was not theirs: filled when they execute.
     """
 
@@ -39,7 +43,8 @@ class World:
             page_bytes=PAGE_BYTES,
             **settings,  # type: ignore[arg-type]
         )
-        self.cache = AdapterCache(config, base=self.loader.base, loader=self.loader, pool=self.pool, device=self.device)
+        host = host_over(self.loader, config, self.device, self.pool)
+        self.cache = AdapterCache(config, base=self.loader.base, host=host, device=self.device)
         self.violations: list[str] = []
 
     def __enter__(self) -> Self:
@@ -50,20 +55,26 @@ class World:
         self.cache.__exit__(kind, e, tb)
         self.device.drain()
 
-    def acquire(self, wish: str | Sequence[tuple[str, float]] | None, tenant: str = "") -> Lease:
+    def acquire(self, wish: str | Sequence[tuple[str, float]] | None, tenant: str = "", priority: int = 0) -> Lease:
         """For the tenant that the first REF names, unless another is given."""
         named = wish if isinstance(wish, str) else wish[0][0] if wish else "acme/"
-        return self.cache.acquire(wish, tenant=tenant or named.partition("/")[0])
+        with self._simulated.serving():
+            return self.cache.acquire(wish, tenant=tenant or named.partition("/")[0], priority=priority)
 
     def settle(self) -> None:
         """Runs everything until nothing is left to do."""
         busy = True
         while busy:
             busy = self.pool.run_one()
-            self.cache.pump()
+            self.pump()
             while self.device.run(100):
                 busy = True
-        self.cache.pump()
+            busy = busy or self.pool.busy
+        self.pump()
+
+    def pump(self) -> None:
+        with self._simulated.serving():
+            self.cache.pump()
 
     def ready(self, wish: str | Sequence[tuple[str, float]], tenant: str = "") -> Lease:
         lease = self.acquire(wish, tenant)
@@ -79,7 +90,7 @@ class World:
 
     def step(self, *leases: Lease) -> None:
         """One step that reads all pages of the leases; the kernel only executes when the device runs."""
-        with self.cache.begin_step(leases):
+        with self._simulated.serving(), self.cache.begin_step(leases):
             for lease in leases:
                 for resident, _ in lease.composition:
                     self.launch_check(resident)
@@ -111,6 +122,20 @@ class World:
     def _check(self, resident: Resident) -> None:
         for index in wrong_pages(self.cache.arena, resident):
             self.violations.append(f"{resident.key.digest[:8]} page {index} (arena page {resident.pages[index]})")
+
+
+def host_over(loader: MemoryLoader, config: CacheConfig, device: Device, pool: LoaderPool | None = None) -> HostCache:
+    """The host of a cache over this loader; with a pool of the test's, all its jobs and answers run there."""
+    return HostCache(
+        DeviceSlab(device.allocate_host(config.host_pages * config.page_bytes), config.page_bytes),
+        loader.base,
+        loader=loader,
+        pool=pool or FairPool.of(config.loader_threads, config.tenants, config.default_budget),
+        answers=pool,
+        tenants=config.tenants,
+        default_budget=config.default_budget,
+        keep_host=config.keep_host,
+    )
 
 
 def pages(count: int) -> int:

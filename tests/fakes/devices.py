@@ -1,170 +1,72 @@
 """Devices for tests. Each implements `adapterd.gpu_cache.device.Device` and passes its contract suite.
 
 * `HeldDevice`: a CPU device whose copies stop at a gate until the test opens it.
-* `SimulatedDevice`: no threads; what is enqueued executes when the test says so, streams in an order drawn
-  from a seed. Host bytes are read when a copy executes, and host memory starts poisoned.
+* `SimulatedDevice` (in `simulated`): no threads; what is enqueued executes when the test says so.
 * `DefectiveDevice`: one that forgets waits or lies about events, to show that this would be noticed.
 """
 
 from __future__ import annotations
 
-import random
 import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Collection, Sequence
 
 import torch
 
 from adapterd.gpu_cache.cpu_device import CpuDevice, CpuEvent
-from adapterd.gpu_cache.device import Event, Stream
+from adapterd.gpu_cache.device import Event, Run, Stream
 
-POISON = 0xA5
+from .simulated import POISON, HostSynchronisation, SimulatedDevice, SimulatedEvent, SimulatedStream
+
+__all__ = [
+    "COPY_STREAMS",
+    "POISON",
+    "Barrier",
+    "DefectiveDevice",
+    "EarlyEvent",
+    "HeldDevice",
+    "HostSynchronisation",
+    "SimulatedDevice",
+    "SimulatedEvent",
+    "SimulatedStream",
+]
+
+COPY_STREAMS = ("copy-1", "copy-2")
+"""As the simulated device names what a cache makes."""
 
 
 class HeldDevice(CpuDevice):
-    """After `hold`, copies and what stands behind them in their stream wait for `let_go`."""
+    """After `hold`, copies and what stands behind them in their stream wait for `let_go`.
+
+    Each stream stops by itself: `let_go` of one stream lets only its copies through.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._gate: CpuEvent | None = None
-        self.copies_queued = 0
+        self._gates: dict[Stream, CpuEvent] | None = None
+        self.copies_queued = 0  # batches
 
     def hold(self) -> None:
-        self._gate = CpuEvent()
+        self._gates = {}
 
-    def let_go(self) -> None:
-        if self._gate is not None:
-            self._gate.set()
-            self._gate = None
+    def let_go(self, stream: Stream | None = None) -> None:
+        """Opens the gate of `stream`, or all of them and for good."""
+        gates = self._gates or {}
+        for gate in list(gates.values()) if stream is None else [gates.pop(stream)]:
+            gate.set()
+        if stream is None:
+            self._gates = None
 
-    def copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:
-        if self._gate is not None:
-            self.wait(stream, self._gate)
+    def copy_runs(
+        self, stream: Stream, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int
+    ) -> None:
+        if self._gates is not None:
+            self.wait(stream, self._gates.setdefault(stream, CpuEvent()))
         self.copies_queued += 1
-        super().copy(stream, dst, src)
+        super().copy_runs(stream, dst, src, runs, page_bytes)
 
     def close(self) -> None:
         self.let_go()
         super().close()
-
-
-class SimulatedEvent:
-    """A mark."""
-
-    def __init__(self) -> None:
-        self.fired = False
-
-    def fire(self) -> None:
-        self.fired = True
-
-    def done(self) -> bool:
-        return self.fired
-
-
-@dataclass(frozen=True)
-class _Wait:
-    event: SimulatedEvent
-
-
-@dataclass(eq=False)
-class SimulatedStream:
-    """What was enqueued and has not executed."""
-
-    name: str
-    queue: deque[Callable[[], object] | _Wait] = field(default_factory=deque)
-
-    @property
-    def runnable(self) -> bool:
-        if not self.queue:
-            return False
-        head = self.queue[0]
-        return not isinstance(head, _Wait) or head.event.fired
-
-    def run_one(self) -> None:
-        work = self.queue.popleft()
-        if not isinstance(work, _Wait):
-            work()
-
-
-class SimulatedDevice:
-    """See the module. Single-threaded, like the tests that drive it."""
-
-    name = "simulated"
-
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self._compute = SimulatedStream("compute")
-        self._streams = [self._compute]
-        self.copied_bytes = 0  # as enqueued
-        self.zeroed_bytes = 0
-
-    @property
-    def compute(self) -> Stream:
-        return self._compute
-
-    def new_stream(self) -> Stream:
-        stream = SimulatedStream(f"stream-{len(self._streams)}")
-        self._streams.append(stream)
-        return stream
-
-    def allocate_arena(self, nbytes: int) -> torch.Tensor:
-        with torch.inference_mode(False):
-            return torch.zeros(nbytes, dtype=torch.uint8)
-
-    def allocate_host(self, nbytes: int) -> torch.Tensor:
-        with torch.inference_mode(False):
-            return torch.full((nbytes,), POISON, dtype=torch.uint8)
-
-    def copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:
-        if dst.numel() != src.numel():
-            raise ValueError("copy of unequal sizes")
-        self.copied_bytes += dst.numel()
-        self.launch(stream, lambda: dst.copy_(src))
-
-    def zero(self, stream: Stream, dst: torch.Tensor) -> None:
-        self.zeroed_bytes += dst.numel()
-        self.launch(stream, dst.zero_)
-
-    def record(self, stream: Stream) -> Event:
-        event = SimulatedEvent()
-        self.launch(stream, event.fire)
-        return event
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        assert isinstance(event, SimulatedEvent)
-        _simulated(stream).queue.append(_Wait(event))
-
-    def close(self) -> None:
-        self.drain()
-
-    # What only the test does
-
-    def launch(self, stream: Stream, work: Callable[[], object]) -> None:
-        """Enqueues a kernel."""
-        _simulated(stream).queue.append(work)
-
-    def run(self, count: int) -> int:
-        """Executes up to `count` pieces of work, each from a runnable stream drawn at random; how many ran."""
-        for done in range(count):
-            runnable = [s for s in self._streams if s.runnable]
-            if not runnable:
-                return done
-            self._random.choice(runnable).run_one()
-        return count
-
-    def drain(self) -> None:
-        """Executes everything. What can never run is a deadlock."""
-        while self.run(1000):
-            pass
-        stuck = [s.name for s in self._streams if s.queue]
-        assert not stuck, f"streams wait for each other: {stuck}"
-
-
-def _simulated(stream: Stream) -> SimulatedStream:
-    assert isinstance(stream, SimulatedStream)
-    return stream
 
 
 class EarlyEvent(SimulatedEvent):
@@ -178,38 +80,45 @@ class DefectiveDevice:
     """A simulated device with a defect.
 
     Args:
-        drop_waits_of: `copy` forgets the waits of copy streams, `compute` those of the compute stream.
-        early_marks: marks of copy streams are reported as passed at once, so that only the wait of the
-            compute stream protects a reader.
+        drop_waits_of: names of streams whose waits are forgotten: `compute`, `copy-1`, `copy-2`.
+        early_marks_of: names of streams whose marks are reported as passed at once, so that only waits
+            protect what stands behind them.
     """
 
     def __init__(
         self,
         inner: SimulatedDevice,
         *,
-        drop_waits_of: Literal["copy", "compute"] | None = None,
-        early_marks: bool = False,
+        drop_waits_of: Collection[str] = (),
+        early_marks_of: Collection[str] = (),
     ) -> None:
-        self.inner, self.name = inner, inner.name
-        self._drop, self._early = drop_waits_of, early_marks
+        self.inner, self.name, self.copy_method = inner, inner.name, inner.copy_method
+        self._drop, self._early = drop_waits_of, early_marks_of
         self.allocate_arena, self.allocate_host = inner.allocate_arena, inner.allocate_host
-        self.copy, self.zero, self.new_stream = inner.copy, inner.zero, inner.new_stream
+        self.adopt_host, self.disown_host = inner.adopt_host, inner.disown_host
+        self.copy_runs, self.zero, self.new_stream = inner.copy_runs, inner.zero, inner.new_stream
         self.launch, self.run, self.drain, self.close = inner.launch, inner.run, inner.drain, inner.close
+        self.serving = inner.serving
+
+    @property
+    def events_alive(self) -> int:
+        return self.inner.events_alive
 
     @property
     def compute(self) -> Stream:
         return self.inner.compute
 
     def record(self, stream: Stream) -> Event:
-        if not self._early or stream == self.compute:
+        assert isinstance(stream, SimulatedStream)
+        if stream.name not in self._early:
             return self.inner.record(stream)
         event = EarlyEvent()
         self.inner.launch(stream, event.fire)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        kind = "compute" if stream == self.compute else "copy"
-        if kind != self._drop:
+        assert isinstance(stream, SimulatedStream)
+        if stream.name not in self._drop:
             self.inner.wait(stream, event)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from adapterd.gpu_cache import Lease, LeaseState, Place, TenantBudget
-from adapterd.gpu_cache.device import Event, Stream
+from adapterd.gpu_cache.device import Event, Run, Stream
 from adapterd.loader.errors import AdapterdError, Code, error, reject
 from fakes.adapters import PAGE_BYTES, make_base, wrong_pages
 from fakes.cache_world import World, pages, shares
@@ -205,13 +206,15 @@ class _Refusing(DefectiveDevice):
 
     def __init__(self, inner: SimulatedDevice) -> None:
         super().__init__(inner)
-        self.copy = self._copy  # type: ignore[method-assign, assignment]
+        self.copy_runs = self._copy_runs  # type: ignore[method-assign, assignment]
 
-    def _copy(self, stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def _copy_runs(
+        self, stream: Stream, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int
+    ) -> None:
         if self.refuse:
             self.refuse = False
             raise error(Code.DEVICE_ERROR, "simulated", "no more copies")
-        self.inner.copy(stream, dst, src)
+        self.inner.copy_runs(stream, dst, src, runs, page_bytes)
 
 
 def test_a_copy_that_the_device_refuses_fails_its_leases_and_its_pages_are_not_reused() -> None:

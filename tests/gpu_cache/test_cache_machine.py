@@ -50,9 +50,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     # Users
 
-    @rule(name=NAMES, pinned=st.booleans())
-    def acquire(self, name: str, pinned: bool) -> None:
-        self.leases.append(self.world.acquire(self.versions[name].pinned if pinned else name))
+    @rule(name=NAMES, pinned=st.booleans(), priority=st.sampled_from([0, 0, 1]))
+    def acquire(self, name: str, pinned: bool, priority: int) -> None:
+        wish = self.versions[name].pinned if pinned else name
+        self.leases.append(self.world.acquire(wish, priority=priority))
 
     @rule(name=NAMES, others=st.lists(st.tuples(st.integers(0, 3), WEIGHTS), min_size=1, max_size=3))
     def acquire_a_composition(self, name: str, others: list[tuple[int, float]]) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
+from adapterd.gpu_cache.cpu_device import CpuDevice
 from adapterd.loader.errors import AdapterdError, Code, Unavailable
 from fakes.adapters import PAGE_BYTES, MemoryLoader, wrong_pages
+from fakes.cache_world import host_over
 from fakes.devices import Barrier, HeldDevice
 
 
@@ -32,7 +34,7 @@ def device() -> HeldDevice:
 def cache(loader: MemoryLoader, device: HeldDevice) -> Iterator[AdapterCache]:
     before = set(threading.enumerate())
     config = CacheConfig(vram_bytes=8 * PAGE_BYTES, host_bytes=8 * PAGE_BYTES, page_bytes=PAGE_BYTES)
-    with AdapterCache(config, base=loader.base, loader=loader, device=device) as cache:
+    with AdapterCache(config, base=loader.base, host=host_over(loader, config, device), device=device) as cache:
         yield cache
     device.close()
     assert set(threading.enumerate()) <= before, "threads are left over"
@@ -118,8 +120,9 @@ def test_a_waiting_thread_is_woken_by_a_release(cache: AdapterCache, loader: Mem
 def test_closing_cancels_a_load_that_runs(loader: MemoryLoader) -> None:
     barrier = loader.barriers["resolve acme/a"] = Barrier()
     config = CacheConfig(vram_bytes=8 * PAGE_BYTES, host_bytes=8 * PAGE_BYTES, page_bytes=PAGE_BYTES)
-    cache = AdapterCache(config, base=loader.base, loader=loader)
     before = set(threading.enumerate())
+    device = CpuDevice()
+    cache = AdapterCache(config, base=loader.base, host=host_over(loader, config, device), device=device)
     with cache:
         lease = cache.acquire("acme/a", tenant="acme")
         barrier.await_arrival()
@@ -132,6 +135,7 @@ def test_closing_cancels_a_load_that_runs(loader: MemoryLoader) -> None:
             assert closed.value.code is Code.CACHE_CLOSED
         barrier.open()
         closing.join(20)
+    device.close()
     assert set(threading.enumerate()) <= before
     assert "prepare acme/a" not in loader.calls
 
@@ -171,11 +175,13 @@ def test_a_source_that_hangs_does_not_keep_the_cache_from_closing(loader: Memory
     barrier = loader.barriers[f"{where} acme/a"] = Barrier()
     config = CacheConfig(vram_bytes=8 * PAGE_BYTES, host_bytes=8 * PAGE_BYTES, page_bytes=PAGE_BYTES, close_seconds=0.0)
     before = set(threading.enumerate())
-    with AdapterCache(config, base=loader.base, loader=loader) as cache:
+    device = CpuDevice()
+    with AdapterCache(config, base=loader.base, host=host_over(loader, config, device), device=device) as cache:
         lease = cache.acquire("acme/a", tenant="acme")
         barrier.await_arrival()
     assert lease.problem is not None
     assert lease.problem.code is Code.CACHE_CLOSED
+    device.close()
     barrier.open()
     for thread in set(threading.enumerate()) - before:
         thread.join(20)

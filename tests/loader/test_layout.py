@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from time import process_time
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code, Refused
 from adapterd.loader.identity import BasePin, FileEntry
-from adapterd.loader.layout import ALIGNMENT, ITEM_BYTES, Dtype, Layout, block_rows, plan_layout
+from adapterd.loader.layout import ALIGNMENT, COLUMNS, ITEM_BYTES, Dtype, Layout, block_rows, plan_layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
 
 PIN = BasePin("b/m", "0" * 40, "1" * 64)
@@ -121,3 +122,68 @@ def test_hostile_shapes_take_seconds_at_most_of_processor_time() -> None:
 def test_the_widths_of_real_models_fit_in_fp32(width: int) -> None:
     assert plan_layout(manifest(module("head", 3, 4096, width)), "F32").n_pages >= 3 * width // (1 << 18)
     assert plan_layout(manifest(module("head", 3, 4096, 2 * width)), "BF16").n_pages >= 3 * width // (1 << 18)
+
+
+# --- the wire
+
+
+@given(modules, dtypes, st.sampled_from([1 << 15, 1 << 20]))
+def test_a_layout_crosses_a_wire_unchanged(m: Manifest, dtype: Dtype, page_bytes: int) -> None:
+    layout = plan_layout(m, dtype, page_bytes)
+    copy = Layout.from_bytes(layout.to_bytes())
+    assert copy == layout and hash(copy) == hash(layout) and copy.digest == layout.digest
+    assert copy.blocks == layout.blocks
+    assert Layout(page_bytes, dtype, layout.n_pages, layout.blocks) == layout
+
+
+def test_a_layout_without_blocks_crosses_too() -> None:
+    layout = Layout(1 << 20, "F32", 5)
+    assert Layout.from_bytes(layout.to_bytes()) == layout and layout.blocks == ()
+
+
+def forged(column: str, value: int, block: int = 0) -> bytes:
+    layout = plan_layout(llama_8b(16), "BF16")
+    table = layout.table.copy()
+    table[block, COLUMNS.index(column)] = value
+    return Layout.of_table(layout.page_bytes, "BF16", layout.n_pages, table).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("module", -1), ("matrix", 2), ("matrix", -1), ("row", -1), ("rows", 0), ("rows", 2**31 - 1), ("width", 0),
+        ("width", 2**31 - 1), ("page", -1), ("page", 80), ("offset", -256), ("offset", 8), ("offset", 1 << 20),
+    ],
+)  # fmt: skip
+def test_a_block_outside_its_page_is_no_layout(column: str, value: int) -> None:
+    with pytest.raises(ValueError, match="block 0 of the layout"):
+        Layout.from_bytes(forged(column, value))
+
+
+def test_blocks_that_overlap_are_no_layout() -> None:
+    assert plan_layout(llama_8b(16), "BF16").blocks[0].offset > 0  # so another block begins its page
+    with pytest.raises(ValueError, match="overlap"):
+        Layout.from_bytes(forged("offset", 0))
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d + b"\0" * 28, lambda d: b"", lambda d: b"x" + d[1:]])
+def test_other_bytes_are_no_layout(damage: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(ValueError, match="layout"):
+        Layout.from_bytes(damage(plan_layout(llama_8b(16), "BF16").to_bytes()))
+
+
+@given(st.binary(max_size=200), st.integers(0, 600))
+def test_garbage_is_a_layout_or_a_value_error(noise: bytes, at: int) -> None:
+    data = plan_layout(manifest(module("m", 17, 40, 50)), "F32", 1 << 15).to_bytes()
+    try:
+        layout = Layout.from_bytes((data[:at] + noise + data[at + len(noise) :])[: len(data)])
+    except ValueError:
+        return
+    assert all(0 <= begin < end <= layout.nbytes for begin, end in layout.spans().tolist())
+
+
+def test_distinct_sizes_without_number_take_seconds_at_most_of_processor_time() -> None:
+    m = manifest(*(module(f"m{i:05}", 1, 64 * i + 64, 64 * i + 64) for i in range(4000)))
+    before = process_time()
+    assert plan_layout(m, "F32").n_pages > 1000
+    assert process_time() - before < 5

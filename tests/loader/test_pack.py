@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+import threading
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code, Refused, Untrusted
 from adapterd.loader.formats.safetensors_header import read_header
 from adapterd.loader.identity import BasePin, FileEntry
+from adapterd.loader.image import PackedImage
 from adapterd.loader.layout import Dtype, plan_layout
 from adapterd.loader.limits import DEFAULT_LIMITS
-from adapterd.loader.manifest import Manifest, ModuleEntry
+from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
 from adapterd.loader.pack import NUMPY_DTYPE, pack
+from adapterd.loader.placing import placings
 from adapterd.loader.trust.admission import CHUNK_BYTES
 from fakes.packages import safetensors_bytes, tensors_of
 from fakes.readers import BytesReader
@@ -145,3 +153,93 @@ def test_a_wrong_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
             chunks_of(data),
             memoryview(bytearray(3)),
         )
+
+
+def odd_file(*shapes: tuple[int, int, int], dtypes: tuple[str, ...]) -> tuple[Manifest, bytes, Factors]:
+    """A file whose tensors begin at odd places: by the header's length, and behind tensors of other types."""
+    factors: Factors = {}
+    for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
+        factors[f"m{i}"] = random_factors(dtype, shape, seed=i)["m0"]
+    manifest, data = build(factors)
+    (length,) = struct.unpack("<Q", data[:8])
+    moved = struct.pack("<Q", length + 1) + data[8 : 8 + length] + b" " + data[8 + length :]
+
+    def move(tensor: TensorEntry) -> TensorEntry:
+        return replace(tensor, begin=tensor.begin + 1, end=tensor.end + 1)
+
+    modules = tuple(replace(m, a=move(m.a), b=move(m.b)) for m in manifest.modules)
+    return replace(manifest, modules=modules), moved, factors
+
+
+@pytest.mark.parametrize("packed", ["F32", "BF16"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_values_that_lie_across_two_chunks_arrive_too(packed: Dtype, threads: int) -> None:
+    shapes, dtypes = ((7, 99_999, 100_001), (40, 40_000, 33_333), (3, 300_001, 300_005)), ("F32", "BF16", "F32")
+    manifest, data, factors = odd_file(*shapes, dtypes=dtypes)
+    borders = range(CHUNK_BYTES, len(data), CHUNK_BYTES)
+    tensors = [(t, 2 if m.dtype == "BF16" else 4) for m in manifest.modules for t in (m.a, m.b)]
+    assert len([0 for t, item in tensors for b in borders if t.begin < b < t.end and (b - t.begin) % item]) == 4
+    layout = plan_layout(manifest, packed, 1 << 21)
+    out = bytearray(b"\xff" * layout.nbytes)
+    pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(out), threads=threads)
+    for name, (a, b) in unpack(manifest, packed, out, 1 << 21).items():
+        np.testing.assert_array_equal(a, factors[name][0].astype(NUMPY_DTYPE[packed]))
+        np.testing.assert_array_equal(b, factors[name][1].astype(NUMPY_DTYPE[packed]))
+
+
+@given(st.integers(1, 40), st.integers(1, 300), st.integers(1, 300), st.lists(st.integers(0, 11_000), max_size=6))
+def test_stretches_in_any_order_make_the_same_image(rank: int, n_in: int, n_out: int, cuts: list[int]) -> None:
+    """`Placing.put` takes any stretch of a tensor's values, whatever rows it begins and ends in."""
+    manifest, data = build(random_factors("F32", (rank, n_in, n_out)))
+    layout = plan_layout(manifest, "F32", 1 << 14)
+    whole, cut = bytearray(layout.nbytes), bytearray(b"\xff" * layout.nbytes)
+    pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(whole))
+    for placing in placings(manifest, layout, PackedImage(layout, memoryview(cut))):
+        count = placing.tensor.nbytes // 4
+        values = np.frombuffer(data, np.uint32, count, placing.tensor.begin)
+        ends = [0, *sorted(c % count for c in cuts), count]
+        for begin, end in reversed(list(pairwise(ends))):
+            if begin < end:
+                placing.put(begin, values[begin:end])
+    assert cut == whole
+
+
+def test_pages_from_anywhere_hold_the_same_bytes() -> None:
+    manifest, data = build(random_factors("F32", (64, 2_000, 30_000)))
+    layout = plan_layout(manifest, "BF16", 1 << 20)
+    whole = bytearray(layout.nbytes)
+    pages = [memoryview(bytearray(b"\xff" * (1 << 20))) for _ in range(layout.n_pages)]
+    pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(whole))
+    pack(manifest, layout, BytesReader(data), chunks_of(data), pages)
+    assert b"".join(pages) == whole
+    with pytest.raises(ValueError, match="the layout needs"):
+        pack(manifest, layout, BytesReader(data), chunks_of(data), pages[1:])
+
+
+class Crowd(BytesReader):
+    """Counts reads that run at once, and has each wait for another one."""
+
+    def __init__(self, data: bytes, threads: int) -> None:
+        super().__init__(data)
+        self.running = self.most = 0
+        self._lock, self._together = threading.Lock(), threading.Barrier(threads)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self._together.wait(timeout=60)
+        found = super().read_at(offset, length)
+        with self._lock:
+            self.running -= 1
+        return found
+
+
+def test_chunks_are_read_beside_each_other_and_one_a_thread_is_in_memory() -> None:
+    manifest, data = build(random_factors("F32", (64, 20_000, 41_000)))
+    assert len(chunks_of(data)) == 4
+    layout = plan_layout(manifest, "BF16")
+    reader = Crowd(data, 2)
+    pack(manifest, layout, reader, chunks_of(data), memoryview(bytearray(layout.nbytes)), threads=2)
+    assert reader.most == 2
+    assert max(length for _, length in reader.reads) <= CHUNK_BYTES

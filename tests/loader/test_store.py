@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,56 +27,13 @@ from adapterd.loader.sources import FolderSource, Resolved
 from adapterd.loader.store import StoredVersion, VerifiedStore
 from adapterd.loader.store_folder import StoreFolder
 from adapterd.loader.trust import oms
-from adapterd.loader.trust.keys import PrivateKey, generate_publisher_key
-from adapterd.loader.trust.policy import TrustStore
+from adapterd.loader.trust.keys import generate_publisher_key
+from fakes.disk import file_size_limit
 from fakes.packages import tiny_llama_spec, write_package
-from fakes.registry_simulator import NOW, RegistrySimulator, SimVersion
+from fakes.registry_simulator import RegistrySimulator, SimVersion
+from fakes.store_world import BASE, EVERY_LINEAR, World
 
-BASE = tiny_llama_spec()
 OTHER_REVISION = tiny_llama_spec(revision="8" * 40)
-EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass
-class World:
-    """acme/finance in two versions (aliases `old` and `default`), and a worker's store."""
-
-    registry: RegistrySimulator
-    key: PrivateKey
-    trust: TrustStore
-    root: Path
-    inbox: Path
-
-    def publish(self, ref: str, seed: int, **options: Any) -> SimVersion:
-        made = write_package(self.inbox / f"{seed}", seed=seed, **options.pop("package", {}))
-        key = options.pop("key", self.key)
-        return self.registry.publish(ref, made.directory, options.pop("base", BASE), key, **options)
-
-    def store(self, **options: Any) -> VerifiedStore:
-        return VerifiedStore(self.root, self.trust, clock=lambda: NOW, **options)
-
-    def resolve(self, text: str = "acme/finance") -> Resolved:
-        ref = Ref.parse(text)
-        return self.registry.source().resolve(ref, ref.tenant)
-
-    def ensure(self, text: str = "acme/finance", **options: Any) -> StoredVersion:
-        return self.store().ensure(self.resolve(text), self.registry.source(), BASE, **options)
-
-    def fetched(self) -> list[str]:
-        """The files that were asked for so far."""
-        return [r.rsplit("/", 1)[1] for r in self.registry.requests if "/files/" in r]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    registry, key = RegistrySimulator(), generate_publisher_key()
-    trust = registry.trust()
-    for tenant in ("acme", "globex"):
-        trust.add_publisher_key(tenant, key.public)
-    made = World(registry, key, trust, tmp_path / "store", tmp_path / "inbox")
-    made.publish("acme/finance:old", 1)
-    made.publish("acme/finance", 2, package={"modules": EVERY_LINEAR, "rank": 16, "files": {"README.md": b"# two\n"}})
-    return made
 
 
 def refusal(call: Callable[[], object]) -> AdapterdError:
@@ -540,17 +494,6 @@ def test_lost_evidence_is_fetched_again(world: World) -> None:
     for path in (stored.directory.parent / "evidence").iterdir():
         path.write_bytes(b"{")
     assert world.ensure().source == "disk"
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow over `size` bytes: what a full disk looks like to us."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk(world: World) -> None:

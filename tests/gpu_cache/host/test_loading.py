@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
-from adapterd.gpu_cache.host.loading import StoreLoader, packed_dtype
+from adapterd.gpu_cache.host.interface import Origin
+from adapterd.gpu_cache.host.loading import Serving, StoreLoader, packed_dtype
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.identity import WEIGHTS_FILE, Ref
-from adapterd.loader.limits import DEFAULT_LIMITS, MIB
+from adapterd.loader.limits import MIB
 from adapterd.loader.store import VerifiedStore
 from adapterd.loader.trust.policy import TrustStore
 from fakes.hanging_source import HangingSource
@@ -74,18 +75,16 @@ def test_a_byte_changed_on_disk_is_found_while_packing_and_healed_by_the_next_ac
     loader = StoreLoader(
         publisher.source,
         VerifiedStore(tmp_path / "store", publisher.trust),
-        dtype="auto",
         page_bytes=MIB,
-        limits=DEFAULT_LIMITS,
     )
-    prepared = loader.prepare(loader.resolve(ref, "acme"), publisher.base, lambda: False)
+    prepared = loader.prepare(loader.resolve(ref, "acme"), Serving(publisher.base), lambda: False)
     (stored,) = (tmp_path / "store").rglob(WEIGHTS_FILE)
     _flip(stored)
     out = memoryview(bytearray(prepared.layout.nbytes))
     with pytest.raises(AdapterdError) as refused:
         prepared.fill(out)
     assert refused.value.code is Code.CHUNK_MISMATCH
-    again = loader.prepare(loader.resolve(ref, "acme"), publisher.base, lambda: False)
+    again = loader.prepare(loader.resolve(ref, "acme"), Serving(publisher.base), lambda: False)
     again.fill(out)
     with cache_over(publisher, store=tmp_path / "store") as cache:
         ((resident, _),) = cache.acquire("acme/finance", tenant="acme").wait(60).composition
@@ -109,7 +108,7 @@ def test_a_foreign_adapter_is_a_missing_one(publisher: FolderPublisher) -> None:
 def test_a_load_that_nobody_wants_any_more_stops(publisher: FolderPublisher, tmp_path: Path) -> None:
     publisher.publish("acme", "finance", modules=["q_proj"])
     store = VerifiedStore(tmp_path / "store", publisher.trust)
-    loader = StoreLoader(publisher.source, store, dtype="auto", page_bytes=MIB, limits=DEFAULT_LIMITS)
+    loader = StoreLoader(publisher.source, store, page_bytes=MIB)
     asked: list[bool] = []
 
     def cancelled() -> bool:
@@ -117,7 +116,7 @@ def test_a_load_that_nobody_wants_any_more_stops(publisher: FolderPublisher, tmp
         return len(asked) > 1  # in the middle of the download
 
     with pytest.raises(AdapterdError) as stopped:
-        loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), publisher.base, cancelled)
+        loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), Serving(publisher.base), cancelled)
     assert stopped.value.code is Code.LEASE_CANCELLED
     assert list((tmp_path / "store").rglob(WEIGHTS_FILE)) == []
 
@@ -155,10 +154,12 @@ def test_a_cache_needs_somewhere_to_load_from(publisher: FolderPublisher) -> Non
 @pytest.mark.parametrize(
     "settings",
     [
-        {"loader": "process"},
+        {"loader": "fork"},
+        {"loader_socket": Path("loader.sock")},
         {"vram_bytes": 1000},
         {"host_bytes": 0},
         {"loader_threads": 0},
+        {"store_bytes": 0},
         {"page_bytes": 1000},
         {"pages_per_step": 0},
     ],
@@ -203,8 +204,8 @@ def test_a_revoked_key_refuses_what_is_resident(publisher: FolderPublisher, tmp_
 def test_a_copy_that_went_away_is_a_failure_to_try_again(publisher: FolderPublisher, tmp_path: Path) -> None:
     publisher.publish("acme", "finance", modules=["q_proj"])
     store = VerifiedStore(tmp_path / "store", publisher.trust)
-    loader = StoreLoader(publisher.source, store, dtype="auto", page_bytes=MIB, limits=DEFAULT_LIMITS)
-    prepared = loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), publisher.base, lambda: False)
+    loader = StoreLoader(publisher.source, store, page_bytes=MIB)
+    prepared = loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), Serving(publisher.base), lambda: False)
     shutil.rmtree(prepared.stored.directory)
     with pytest.raises(AdapterdError) as gone:
         prepared.fill(memoryview(bytearray(prepared.layout.nbytes)))
@@ -250,3 +251,17 @@ def test_hundreds_of_loads_leave_nothing_behind(publisher: FolderPublisher, tmp_
         assert sum(statistics.adapters.values()) == statistics.steps_in_flight == 0
         assert statistics.leases[LeaseState.RELEASED] == sum(statistics.leases.values()) == 300
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_a_second_process_finds_the_packed_form_on_disk(publisher: FolderPublisher, tmp_path: Path) -> None:
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    settings = {"store": tmp_path / "store", "store_key": tmp_path / "store.key", "store_bytes": 64 * MIB, "loader_threads": 1}
+    seen: list[bytes] = []
+    for origin in (Origin.SOURCE, Origin.PACKED):
+        with cache_over(publisher, **settings) as cache:
+            ((resident, _),) = cache.acquire("acme/finance", tenant="acme").wait(60).composition
+            begin = resident.pages[0] * MIB
+            seen.append(bytes(cache.arena[begin : begin + MIB].numpy()))
+            assert cache.statistics().origins[origin] == 1
+            assert _failure(cache, "acme/none") is Code.NOT_FOUND  # asked for after what was to be kept
+    assert seen[0] == seen[1]

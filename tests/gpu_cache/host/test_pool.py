@@ -86,3 +86,28 @@ def test_close_leaves_a_job_that_hangs_and_says_so(caplog: pytest.LogCaptureFixt
     hung.open()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_tenant_with_a_share_finds_a_thread_whatever_others_do() -> None:
+    pool = FairPool.of(2, {"blue": TenantBudget(guaranteed_host_bytes=1)}, TenantBudget())
+    stuck, waiting, served = Barrier(), threading.Event(), threading.Event()
+    pool.submit("acme", stuck.stop)
+    stuck.await_arrival()
+    pool.submit("acme", waiting.set)
+    pool.submit("core", waiting.set)
+    pool.submit("blue", served.set)
+    assert served.wait(20)
+    assert not waiting.is_set()  # the last free thread is kept for blue
+    stuck.open()
+    assert waiting.wait(20)
+    pool.close(20)
+
+
+def test_more_shares_than_threads_leave_others_one() -> None:
+    budgets = {f"t{n}": TenantBudget(guaranteed_vram_bytes=1) for n in range(5)}
+    for threads in (1, 2):
+        pool = FairPool.of(threads, budgets, TenantBudget())
+        done = threading.Event()
+        pool.submit("acme", done.set)
+        assert done.wait(20)
+        pool.close(20)

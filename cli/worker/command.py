@@ -1,0 +1,76 @@
+"""`adapterctl worker`, as the shell sees it."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adapterd.cli.boundary import command
+from adapterd.cli.output import Report
+
+_SIZE = re.compile(r"(\d{1,15})\s*([KMGT]iB|B)?")
+_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+class Loader(StrEnum):
+    """Where downloads, checks and packing run."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+def register(app: typer.Typer) -> None:
+    """Put the command on `app`."""
+    command(app, "worker")(worker)
+
+
+def worker(
+    *,
+    model: Annotated[str, typer.Option(help="Local model directory, or `tiny` for a small random Llama.")],
+    source: Annotated[
+        str | None, typer.Option(help="Registry URL, or folder of versions; by default ADAPTERD_URL.")
+    ] = None,
+    trust: Annotated[
+        Path | None, typer.Option(help="Trust file; by default ADAPTERD_TRUST.", show_default=False)
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="ID@REVISION of the model, or its table file. `tiny` has its own.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda:0 and so on.")] = "cpu",
+    vram: Annotated[str, typer.Option(help="Adapters in device memory, such as 8GiB.")] = "256MiB",
+    host: Annotated[str, typer.Option(help="Adapters in host memory, such as 32GiB.")] = "256MiB",
+    loader: Annotated[Loader, typer.Option(help="Where downloads and checks run.")] = Loader.THREAD,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of verified versions; else a temporary one.", show_default=False)
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Token rows of one step, at most.")] = 512,
+    kv_blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks of 16 tokens of keys and values that requests hold, at most.")
+    ] = 4096,
+    prefix_blocks: Annotated[
+        int, typer.Option(min=0, help="Blocks of 16 tokens that the prefix cache keeps, at most.")
+    ] = 1024,
+) -> Report:
+    """Serve requests from stdin, tokens to stdout, both as JSON lines (docs/worker.md)."""
+    sizes = {name: parse_size(text, name) for name, text in (("--vram", vram), ("--host", host))}
+    from adapterd.cli.worker.session import Options, run_worker
+
+    return run_worker(
+        Options(
+            model=model, source=source, trust=trust, base=base, device=device, vram=sizes["--vram"],
+            host=sizes["--host"], loader=loader.value, store=store, max_rows=max_rows, kv_blocks=kv_blocks,
+            prefix_blocks=prefix_blocks,
+        )
+    )  # fmt: skip
+
+
+def parse_size(text: str, option: str) -> int:
+    """`8GiB`, `64 MiB` or plain bytes. Raises typer.BadParameter."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size; write 512MiB, 8GiB or bytes", param_hint=option)
+    return int(match[1]) << _UNITS[match[2] or "B"]

@@ -1,0 +1,111 @@
+"""Who runs next: the one place to put another scheduler in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from adapterd.loader.errors import Problem
+
+
+class Candidate(Protocol):
+    """What a scheduler sees of a request."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def arrival(self) -> int:
+        """Requests are counted as they come, and keep their number when they are paused."""
+        ...
+
+    @property
+    def started(self) -> bool:
+        """Whether it holds keys and values."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Rows that it could run now: the rest of the prompt, or 1."""
+        ...
+
+    @property
+    def most_tokens(self) -> int:
+        """Keys and values that it may come to need."""
+        ...
+
+    @property
+    def adapter_bytes(self) -> Mapping[str, int]:
+        """Bytes in VRAM by version digest, in the composition's order; empty for the base, and before it is ready."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[C]):
+    """One step.
+
+    Attributes:
+        run: requests in row order, and how many rows each runs, 1 to `pending`.
+        refused: those that can never run, and why.
+    """
+
+    run: Sequence[tuple[C, int]]
+    refused: Sequence[tuple[C, Problem]] = ()
+
+
+class Scheduler(Protocol):
+    """Looked at before every step; it picks, and changes nothing about a request."""
+
+    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+        """Which requests may ask the cache for their adapter now. The base's are not asked about: they wait for none.
+
+        Args:
+            waiting: in order of arrival.
+            idle: how many others have asked and have not started.
+        """
+        ...
+
+    def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
+        """The next step.
+
+        Args:
+            ready: those that can run, in order of arrival; not empty.
+            max_rows: of the step.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed:
+    """In order of arrival. A request that has started keeps its seat until it ends or is paused.
+
+    Attributes:
+        seats: requests that hold keys and values at once.
+        ahead: requests that have asked for their adapter and have not started; more would only fill VRAM.
+    """
+
+    seats: int = 16
+    ahead: int = 16
+
+    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+        """See `Scheduler`."""
+        return waiting[: max(self.ahead - idle, 0)]
+
+    def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
+        """See `Scheduler`. Who decodes comes before who has a prompt to run, so that one prompt stalls nobody."""
+        started = [each for each in ready if each.started]
+        seated = [*started, *[each for each in ready if not each.started][: max(self.seats - len(started), 0)]]
+        chosen: list[tuple[C, int]] = []
+        for each in sorted(seated, key=lambda c: (c.pending > 1, c.arrival)):
+            rows = min(each.pending, max_rows)
+            if rows:
+                chosen.append((each, rows))
+                max_rows -= rows
+        return Choice(chosen)

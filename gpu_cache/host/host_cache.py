@@ -1,0 +1,300 @@
+"""The host half in one process: verified versions, packed in a slab, shared by all who ask.
+
+There is one lock. Public methods and the ends of jobs take it, for bookkeeping only; `settle` is called without
+it, from a loader thread or from the thread of the answers, which no load can hold up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from adapterd.gpu_cache.budgets import TenantBudget, queue_full
+from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
+from adapterd.gpu_cache.host.interface import Facts, Failure, HostUsage, Image, Settle, Slab
+from adapterd.gpu_cache.host.jobs import Answers, LoaderJobs
+from adapterd.gpu_cache.host.loading import Dtypes, Loader, Serving
+from adapterd.gpu_cache.host.packing import Packer
+from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
+from adapterd.gpu_cache.host.records import EntryKey, Fetching, HostEntry, Request, Resolving, Verifying, claim_of
+from adapterd.gpu_cache.host.resolving import is_pinned, missing, resolve_all
+from adapterd.gpu_cache.host.tier import HostTier
+from adapterd.gpu_cache.host.verification import Verifier
+from adapterd.loader.errors import Code, reject
+from adapterd.loader.identity import Ref, VersionKey
+
+if TYPE_CHECKING:
+    from adapterd.loader.base_model import BaseSpec
+    from adapterd.loader.sources import Resolved
+
+NO_BUDGETS: Mapping[str, TenantBudget] = {}
+CLOSED = Failure((reject(Code.CACHE_CLOSED, "host", "the host was closed"),))
+
+
+class HostCache:
+    """Host over a loader and a slab of this process; see `interface.Host`.
+
+    Besides, it can serve several workers: `serving` says for which base model and dtype a request is, if not
+    for the host's own. Bytes are shared by requests for the same version, base and dtype.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        base: BaseSpec,
+        *,
+        loader: Loader,
+        pool: LoaderPool,
+        answers: LoaderPool | None = None,
+        dtype: Dtypes = "auto",
+        tenants: Mapping[str, TenantBudget] = NO_BUDGETS,
+        default_budget: TenantBudget = TenantBudget(),  # noqa: B008 - frozen
+        policy: Policy | None = None,
+        keep_host: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            slab: writable, and as large as the host may get; the loader packs for its page size.
+            pool: where the loader is called; closed with the host.
+            answers: where `settle` is called for what is known at once; else a thread of its own. Closed, too.
+            keep_host: whether images that nobody holds stay until room is needed.
+            clock: seconds, for the stages of a load.
+
+        Raises:
+            Failed: SETTINGS_INVALID when the guarantees exceed the slab.
+        """
+        self._serving, self._loader, self._keep = Serving(base, dtype), loader, keep_host
+        self._lock = Lock()
+        self._tenants, self._default = tenants, default_budget
+        self._tier = HostTier(slab, tenants, default_budget, policy or LeastRecentlyUsed())
+        self._pool, self._desk = pool, answers or FairPool(1, {}, None, name="answers")
+        self._answers = Answers()
+        self._jobs = LoaderJobs(pool, self._lock, self._answers)
+        self._verifier = Verifier(loader, self._jobs, clock, self)
+        self._packer = Packer(self._tier, self._jobs, self._answers, clock, self)
+        self._entries: dict[EntryKey, HostEntry] = {}
+        self._requests: dict[int, Request] = {}
+        self._count = self._tick = 0
+        self._closed = False
+
+    # The port
+
+    @property
+    def slab(self) -> Slab:
+        return self._tier.slab
+
+    @property
+    def trust_changes(self) -> int:
+        return self._loader.trust_changes
+
+    def resolve(
+        self,
+        asked: Sequence[Ref],
+        tenant: str,
+        settle: Settle[tuple[Resolved, ...]],
+        *,
+        serving: Serving | None = None,
+    ) -> int:
+        with self._lock:
+            request = Resolving(self._next(), tenant, settle, tuple(asked))
+            if self._admit(request):
+                known = self._known(request, serving or self._serving)
+                if known is not None:
+                    self._resolved(request, known)
+                else:
+                    self._look_up(request)
+            return self._leave(request)
+
+    def verify(self, resolved: Resolved, tenant: str, settle: Settle[Facts], *, serving: Serving | None = None) -> int:
+        with self._lock:
+            entry = self._entry(resolved, tenant, serving or self._serving)
+            request = Verifying(self._next(), tenant, settle, entry)
+            if self._admit(request, resolved):
+                entry.users[request.number] = request
+                if self._verifier.ask(entry, resolved, request):
+                    self.verified(request)
+            self.tidy(entry)
+            return self._leave(request)
+
+    def fetch(
+        self,
+        wanted: Sequence[Resolved],
+        tenant: str,
+        settle: Settle[tuple[Image, ...]],
+        *,
+        priority: int = 0,
+        serving: Serving | None = None,
+    ) -> int:
+        with self._lock:
+            entries = tuple(self._entry(resolved, tenant, serving or self._serving) for resolved in wanted)
+            request = Fetching(self._next(), tenant, settle, priority, entries, tuple(wanted))
+            if self._admit(request, *wanted):
+                self.begin(request)
+            for entry in entries:
+                self.tidy(entry)
+            self._packer.serve()
+            return self._leave(request)
+
+    def release(self, request: int) -> None:
+        with self._lock:
+            found = self._requests.get(request)
+            if found is not None:
+                self._answers.withdraw(found)
+                self._drop(found)
+                self._packer.serve()
+            self._hand_over()
+
+    def forget(self, key: VersionKey) -> None:
+        with self._lock:
+            self._forget([entry for entry in self._entries.values() if entry.key == key])
+            self._hand_over()
+
+    def rebase(self, base: BaseSpec) -> None:
+        with self._lock:
+            old = self._serving.base.pin
+            self._serving = Serving(base, self._serving.dtype)
+            self._forget([entry for entry in self._entries.values() if entry.key.base == old])
+            self._hand_over()
+
+    def usage(self) -> HostUsage:
+        with self._lock:
+            return self._tier.usage()
+
+    def close(self, timeout: float) -> None:
+        with self._lock:
+            self._closed = True
+            for request in list(self._requests.values()):
+                self._refuse(request, CLOSED)
+        self._answers.deliver()
+        self._pool.close(timeout)
+        self._desk.close(timeout)
+
+    # What verifier and packer tell, with the lock held
+
+    def verified(self, request: Verifying | Fetching) -> None:
+        if isinstance(request, Verifying):
+            prepared = request.entry.prepared
+            assert prepared is not None
+            self._answers.add(request, Facts(prepared.manifest, prepared.layout))
+            return
+        request.unverified -= 1
+        if not request.unverified:
+            self._packer.line_up(request)
+            self._packer.serve()
+
+    def refused(self, request: Request, failure: Failure) -> None:
+        self._refuse(request, failure)
+
+    def tidy(self, entry: HostEntry) -> None:
+        """Gives back what an entry holds for nobody."""
+        idle = entry.idle
+        if entry.filled and not entry.holders and (entry.forgotten or (idle and not self._keep)):
+            self._tier.drop(entry)
+        if idle and entry.pages is None and self._entries.get(_key(entry)) is entry:
+            del self._entries[_key(entry)]
+
+    # With the lock held
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _entry(self, resolved: Resolved, tenant: str, serving: Serving) -> HostEntry:
+        key = VersionKey(tenant, serving.base.pin, resolved.version_digest)
+        found = self._entries.get((key, serving.dtype))
+        if found is None:
+            found = self._entries[key, serving.dtype] = HostEntry(key, serving)
+        self._tick += 1
+        found.last_used = self._tick
+        return found
+
+    def _admit(self, request: Request, *wanted: Resolved) -> bool:
+        """Puts it into the books, or refuses it."""
+        self._requests[request.number] = request
+        self._answers.waiting[request.tenant] += 1
+        most = self._tenants.get(request.tenant, self._default).max_waiting
+        foreign = next((each for each in wanted if each.tenant != request.tenant), None)
+        if self._closed:
+            self._refuse(request, CLOSED)
+        elif foreign is not None:
+            self._refuse(request, Failure(missing(foreign.ref).problems))
+        elif self._answers.waiting[request.tenant] > most:
+            self._refuse(request, Failure((queue_full(request.tenant, most),)))
+        return request.waits
+
+    def _known(self, request: Resolving, serving: Serving) -> tuple[Resolved, ...] | None:
+        """What the source would say, if every REF names a digest whose verified bytes are here; else None."""
+        found: list[Resolved] = []
+        for ref in request.asked:
+            if ref.tenant != request.tenant or not is_pinned(ref):
+                return None
+            entry = self._entries.get((VersionKey(ref.tenant, serving.base.pin, ref.digest or ""), serving.dtype))
+            claims = entry.verified.values() if entry is not None and entry.filled else ()
+            known = next((each.resolved for each in claims if each.resolved.adapter == ref.name), None)
+            if known is None:
+                return None
+            found.append(known)
+        return tuple(found)
+
+    def _look_up(self, request: Resolving) -> None:
+        work = partial(resolve_all, self._loader, request.asked, request.tenant, lambda: request.waits)
+        self._jobs.start(request.tenant, work, partial(self._resolved, request))
+
+    def _resolved(self, request: Resolving, outcome: tuple[Resolved, ...] | Failure) -> None:
+        """An answered one holds nothing."""
+        self._answers.add(request, outcome)
+        self._requests.pop(request.number, None)
+
+    def begin(self, request: Fetching) -> None:
+        """First what is not verified, then memory."""
+        for entry in request.entries:
+            entry.users[request.number] = request
+            if not entry.filled:
+                request.packed_for.add(entry)
+        pairs = zip(request.entries, request.wanted, strict=True)
+        claims = {(entry, claim_of(resolved)): resolved for entry, resolved in pairs}
+        request.unverified = sum(not self._verifier.ask(e, resolved, request) for (e, _), resolved in claims.items())
+        if not request.unverified:
+            self._packer.line_up(request)
+
+    def _refuse(self, request: Request, failure: Failure) -> None:
+        self._answers.add(request, failure)
+        self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        """It is over: nothing is held for it any more."""
+        del self._requests[request.number]
+        entries: tuple[HostEntry, ...] = ()
+        if isinstance(request, Verifying):
+            entries = (request.entry,)
+        elif isinstance(request, Fetching):
+            entries = request.entries
+            self._packer.leave(request)
+        for entry in entries:
+            entry.users.pop(request.number, None)
+            self._verifier.withdraw(entry, request)
+            self.tidy(entry)
+
+    def _forget(self, entries: Sequence[HostEntry]) -> None:
+        for entry in entries:
+            entry.forgotten = True
+            del self._entries[_key(entry)]
+            self.tidy(entry)
+        self._packer.serve()
+
+    def _leave(self, request: Request) -> int:
+        self._hand_over()
+        return request.number
+
+    def _hand_over(self) -> None:
+        """The caller may hold locks that `settle` takes: another thread says what is known."""
+        if self._answers:
+            self._desk.submit("", self._answers.deliver)
+
+
+def _key(entry: HostEntry) -> EntryKey:
+    return entry.key, entry.serving.dtype

@@ -1,0 +1,61 @@
+"""Memory for one packed form: a single stretch, or pages from anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from adapterd.loader.layout import Layout
+from adapterd.loader.parallel import for_each
+from adapterd.loader.trust.chunks import CHUNK_BYTES
+
+Memory = memoryview | Sequence[memoryview]
+"""`layout.nbytes` bytes in a row, or the layout's pages one by one."""
+
+
+class PackedImage:
+    """The bytes of a packed form, numbered as if they lay in a row. Holds no bytes itself."""
+
+    def __init__(self, layout: Layout, memory: Memory) -> None:
+        """Raises ValueError unless `memory` has the layout's size."""
+        self._size = layout.nbytes if isinstance(memory, memoryview) else layout.page_bytes
+        self._pieces = [memory.cast("B")] if isinstance(memory, memoryview) else [page.cast("B") for page in memory]
+        self.nbytes = sum(map(len, self._pieces))
+        if self.nbytes != layout.nbytes or any(len(piece) != self._size for piece in self._pieces):
+            raise ValueError(f"the memory has {self.nbytes} bytes, the layout needs {layout.nbytes}")
+
+    def parts(self, begin: int, end: int) -> list[memoryview]:
+        """Bytes [begin, end), in order; none of them twice. A part lies inside one piece of memory."""
+        found = []
+        while begin < end:
+            index, offset = divmod(begin, self._size)
+            part = self._pieces[index][offset : offset + end - begin]
+            found.append(part)
+            begin += len(part)
+        return found
+
+    @property
+    def n_chunks(self) -> int:
+        """Of 4 MiB; the last may be shorter."""
+        return -(-self.nbytes // CHUNK_BYTES)
+
+    def chunk(self, index: int) -> list[memoryview]:
+        """The bytes of one chunk."""
+        return self.parts(index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, self.nbytes))
+
+    def chunk_digest(self, index: int) -> str:
+        """SHA-256 (hex) of what one chunk holds now."""
+        digest = hashlib.sha256()
+        for part in self.chunk(index):
+            digest.update(part)
+        return digest.hexdigest()
+
+    def chunk_digests(self, threads: int) -> tuple[str, ...]:
+        """Of all chunks, in order."""
+        found = [""] * self.n_chunks
+
+        def take(index: int) -> None:
+            found[index] = self.chunk_digest(index)
+
+        for_each(self.n_chunks, take, threads)
+        return tuple(found)

@@ -1,0 +1,147 @@
+"""The packed form of a version, kept beside its verified files: a later load reads, hashes and copies.
+
+    ROOT/<key>/packed/<dtype>-<page bytes>.image    the bytes, as the engine's pages have them
+    ROOT/<key>/packed/<dtype>-<page bytes>.json     a line with a MAC, then the description it is made of
+
+The description names the version, its manifest, the layout, and the SHA-256 of each 4 MiB. These digests are
+made of the bytes in memory that `pack` has just made of admitted chunks, and the MAC with a key that is not in
+the store; so whoever writes to the store's disk cannot have other bytes taken
+(docs/adr/0005-the-store-remembers-under-a-key.md). Whatever does not hold is dropped, and the files are packed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from adapterd.loader.identity import VersionKey, canonical_json
+from adapterd.loader.image import PackedImage
+from adapterd.loader.layout import Layout
+from adapterd.loader.parallel import default_threads, for_each
+from adapterd.loader.store_folder import Entry, write_file
+from adapterd.loader.store_key import StoreKey
+from adapterd.loader.trust.chunks import CHUNK_BYTES
+from adapterd.loader.trust.strict_json import HEX_64, Fields, Malformed, parse
+
+SCHEMA = "adapterd.packed/1"
+"""Grows when `pack` comes to place values differently in the same layout."""
+
+_MAX_DESCRIPTION_BYTES = 8 << 20
+_READ_BYTES = 256 << 10
+"""At once: what is hashed is then still in the processor's cache."""
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class _Mismatch(Exception):
+    """The stored bytes are not those that were packed."""
+
+
+class PackedForm:
+    """One version's packed form for one layout. Methods raise OSError where they say so, and nothing else."""
+
+    def __init__(self, entry: Entry, version: VersionKey, manifest_digest: str, layout: Layout, key: StoreKey) -> None:
+        name = f"{layout.dtype}-{layout.page_bytes}"
+        self._image = entry.packed / f"{name}.image"
+        self._description = entry.packed / f"{name}.json"
+        self._key = key
+        self._facts = {
+            "schema": SCHEMA,
+            "version": version.path_digest(),
+            "manifest_digest": manifest_digest,
+            "layout": layout.digest,
+        }
+
+    def read(self, image: PackedImage, threads: int | None = None) -> bool:
+        """Fill `image`, each chunk hashed where it then lies; False, and `image` is garbage, if there is none that
+        holds. One that does not hold is dropped."""
+        try:
+            self._read(image, threads or default_threads())
+        except FileNotFoundError:
+            return False
+        except (_Mismatch, OSError):
+            with suppress(OSError):
+                self.drop()
+            return False
+        return True
+
+    def _read(self, image: PackedImage, threads: int) -> None:
+        chunks = self._chunks(image)
+        with closing(_File(self._image)) as file:
+            file.must_have(image.nbytes)
+            for_each(image.n_chunks, lambda index: file.take(image, index, chunks[index]), threads)
+
+    def write(self, image: PackedImage, chunks: tuple[str, ...]) -> None:
+        """Keep `image`, whose chunks had the digests `chunks` when they were packed. Needs the version's lock.
+
+        The description goes in place last, so that a crash in between leaves none. Raises OSError.
+        """
+        self._image.parent.mkdir(mode=0o700, exist_ok=True)
+        self._description.unlink(missing_ok=True)
+        write_file(self._image, *image.parts(0, image.nbytes))
+        body = canonical_json({**self._facts, "chunks": list(chunks)})
+        write_file(self._description, self._key.mac(body).encode() + b"\n" + body)
+
+    def drop(self) -> None:
+        """Remove it. Needs no lock: what is read stays open. Raises OSError."""
+        self._description.unlink(missing_ok=True)
+        self._image.unlink(missing_ok=True)
+
+    def _chunks(self, image: PackedImage) -> list[str]:
+        """Of the description, if this key made it for this version and layout. Nothing else of it is believed."""
+        with closing(_File(self._description)) as file:
+            data = file.start(_MAX_DESCRIPTION_BYTES)
+        mac, _, body = data.partition(b"\n")
+        if not self._key.made(mac.decode("latin-1"), body):
+            raise _Mismatch
+        try:
+            found = Fields(parse(body), "", need={*self._facts, "chunks"})
+            for name, value in self._facts.items():
+                found.exactly(name, value)
+            chunks: list[Any] = found.items("chunks", most=image.n_chunks)
+        except Malformed as e:
+            raise _Mismatch from e
+        if len(chunks) != image.n_chunks or not all(isinstance(c, str) and HEX_64.fullmatch(c) for c in chunks):
+            raise _Mismatch
+        return chunks
+
+
+class _File:
+    """A file of the store, opened once. Raises OSError, or _Mismatch where it is no regular file."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, _OPEN)
+        found = os.fstat(self._descriptor)
+        self._size = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise _Mismatch
+
+    def must_have(self, size: int) -> None:
+        """Raises _Mismatch unless the file has `size` bytes."""
+        if self._size != size:
+            raise _Mismatch
+
+    def start(self, most: int) -> bytes:
+        """The first `most` bytes: what is cut off has no MAC that holds."""
+        return os.pread(self._descriptor, most, 0)
+
+    def take(self, image: PackedImage, index: int, digest: str) -> None:
+        """Read a chunk into its place, and check it there. Raises _Mismatch."""
+        at, found = index * CHUNK_BYTES, hashlib.sha256()
+        for part in image.chunk(index):
+            done = 0
+            while done < len(part):
+                count = os.preadv(self._descriptor, [part[done : done + _READ_BYTES]], at)
+                if not count:
+                    raise _Mismatch
+                found.update(part[done : done + count])
+                at, done = at + count, done + count
+        if found.hexdigest() != digest:
+            raise _Mismatch
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,178 @@
+"""`adapterctl worker` as its users run it: a process of its own, with the examples of its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapterd.cli.worker.command import parse_size
+from adapterd.cli.worker.models import TINY_ID, TINY_REVISION, load_model, tiny_model
+from adapterd.loader.base_model import BaseSpec
+from adapterd.loader.errors import AdapterdError, Code
+from fakes.commands import Commands
+from fakes.publisher import FolderPublisher
+from fakes.worker_world import ALL
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/worker.md").read_text()
+ASK = {"id": "a", "tenant": "acme", "prompt": [1, 2], "max_tokens": 4}
+LONG = {**ASK, "id": "long", "max_tokens": 500}
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> list[str]:
+    """The options of a worker over one published adapter."""
+    base = BaseSpec.from_module(tiny_model(), id=TINY_ID, revision=TINY_REVISION)
+    publisher = FolderPublisher(tmp_path / "published", base)
+    publisher.publish("acme", "finance", modules=ALL, rank=4, alpha=8, seed=1)
+    publisher.trust.save(tmp_path / "trust.json")
+    return ["--model", "tiny", "--source", str(publisher.root), "--trust", str(tmp_path / "trust.json")]
+
+
+@contextmanager
+def worker(options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ADAPTERD_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "adapterd.cli", "worker", *options],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def begin(process: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+    """Sends one request, and returns its first token."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    first: dict[str, Any] = json.loads(line)
+    assert first["index"] == 0, first
+    return first
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def examples(title: str) -> str:
+    block = re.search(rf"## {title}\n\n```json\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    return block[1]
+
+
+def test_the_examples_of_the_page_are_answered_as_it_says(published: list[str]) -> None:
+    with worker([*published, "--vram", "8MiB", "--host", "8 MiB"]) as process:
+        out, told = process.communicate(examples("Requests"))
+    assert process.returncode == 0, told
+    answers = lines(out)
+    last = {a["id"]: a for a in answers if "token" not in a}
+    for example in lines(examples("Answers")):
+        fitting = [a for a in answers if a.keys() == example.keys() and a["id"] == example["id"]]
+        assert fitting, example
+        if "error" in example:
+            wanted = {k: example["error"][k] for k in ("code", "severity", "where")}
+            assert {k: fitting[0]["error"][k] for k in wanted} == wanted
+        if "done" in example:
+            assert (fitting[0]["done"], len(fitting[0]["applied"])) == (example["done"], len(example["applied"]))
+    assert [last[name]["done"] for name in "123"] == ["length"] * 3
+    assert last["3"]["applied"][0]["weight"] == 0.5
+    first, *_, end = told.splitlines()
+    assert first.startswith(f"==> worker: serving {TINY_ID}@") and "3 length" in end
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_lets_open_requests_finish(published: list[str], number: int, status: int) -> None:
+    with worker([*published, "--json"]) as process:
+        seen = [begin(process, {**LONG, "max_tokens": 60})]
+        assert process.stdout is not None
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert process.wait(60) == status
+    written, brace, summary = rest.partition("{\n")
+    seen += lines(written)
+    assert [a["index"] for a in seen[:-1]] == list(range(60)) and seen[-1]["done"] == "length"
+    told = json.loads(brace + summary)
+    assert told["schema"] == "adapterctl.worker/1" and told["ended"] == {"length": 1}
+
+
+def test_a_second_signal_ends_what_is_open(published: list[str]) -> None:
+    with worker(published) as process:
+        begin(process, LONG)
+        assert process.stdout is not None and process.stderr is not None
+        process.send_signal(signal.SIGTERM)
+        assert any("taking no more" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        *_, last = lines(process.stdout.read())
+        assert process.wait(60) == 0
+    assert last["done"] in {"cancelled", "length"}
+
+
+def test_a_reader_that_goes_away_ends_it(published: list[str]) -> None:
+    with worker(published) as process:
+        begin(process, LONG)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(60) == 1
+        assert "Traceback" not in process.stderr.read()
+        process.stdout = None
+
+
+def test_what_keeps_it_from_starting_is_said(shell: Commands, tmp_path: Path, published: list[str]) -> None:
+    trust = published[-2:]
+    for status, code, options in (
+        (3, "TRUST_NOT_CONFIGURED", ["--model", "tiny"]),
+        (4, "UNAUTHENTICATED", ["--model", "tiny", *trust]),
+        (4, "UNAUTHENTICATED", ["--model", "tiny", "--source", "http://127.0.0.1:1", *trust]),
+        (5, "PATH_NOT_FOUND", ["--model", "tiny", "--source", tmp_path / "nowhere", *trust]),
+        (5, "PATH_NOT_FOUND", ["--model", tmp_path, *published[2:]]),
+        (2, "REQUEST_INVALID", ["--model", "tiny", "--vram", "lots"]),
+        (2, "REQUEST_INVALID", []),
+        (1, "SETTINGS_INVALID", [*published, "--vram", "1KiB"]),
+        (1, "BASE_TABLE_INVALID", [*published, "--base", wrong_table(tmp_path)]),
+    ):
+        result = shell.run("worker", *options)
+        assert (result.exit_code, result.stderr.split()[1]) == (status, code), options
+        assert "Traceback" not in result.output
+
+
+def wrong_table(folder: Path) -> Path:
+    from fakes.packages import tiny_llama_spec
+
+    tiny_llama_spec().save(folder / "table.json")
+    return folder / "table.json"
+
+
+def test_a_model_directory_is_served_and_pickles_are_not_opened(shell: Commands, tmp_path: Path) -> None:
+    import torch
+
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    loaded = load_model(str(tmp_path / "model"), "cpu")
+    assert loaded.text is None and loaded.stop == frozenset({2})
+    for (name, one), (_, other) in zip(model.named_parameters(), loaded.model.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    (tmp_path / "model/model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "model/pytorch_model.bin")
+    with pytest.raises(AdapterdError) as caught:
+        load_model(str(tmp_path / "model"), "cpu")
+    assert caught.value.code is Code.SETTINGS_INVALID
+
+
+def test_sizes_as_people_write_them() -> None:
+    assert [parse_size(t, "--vram") for t in ("8GiB", "64 MiB", "512KiB", "100", "3B", "1TiB")] == [
+        8 << 30, 64 << 20, 512 << 10, 100, 3, 1 << 40
+    ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""The in-process host: the contract, and what only shows when its jobs run one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from adapterd.gpu_cache import TenantBudget
+from adapterd.gpu_cache.host.host_cache import HostCache
+from adapterd.gpu_cache.host.interface import Host, Image
+from adapterd.gpu_cache.host.loading import Serving
+from adapterd.gpu_cache.host.pool import FairPool
+from adapterd.gpu_cache.host.tier import PlainSlab
+from adapterd.loader.errors import Code, reject
+from adapterd.loader.sources import Resolved
+from contracts.host import HostContract, HostUser
+from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, make_base
+
+
+class TestHostCache(HostContract):
+    def make(
+        self, loader: MemoryLoader, *, pages: int, tenants: Mapping[str, TenantBudget], keep_host: bool, threads: int
+    ) -> Host:
+        slab = PlainSlab(memoryview(bytearray(pages * PAGE_BYTES)), PAGE_BYTES)
+        pool = FairPool.of(threads, tenants, TenantBudget())
+        return HostCache(slab, loader.base, loader=loader, pool=pool, tenants=tenants, keep_host=keep_host)
+
+
+class ByHand:
+    """A host whose jobs and answers run when the test says so."""
+
+    def __init__(self, pages: int = 8, **settings: object) -> None:
+        self.loader, self.pool = MemoryLoader(), ManualPool()
+        slab = PlainSlab(memoryview(bytearray(pages * PAGE_BYTES)), PAGE_BYTES)
+        self.host = HostCache(
+            slab,
+            self.loader.base,
+            loader=self.loader,
+            pool=self.pool,
+            answers=self.pool,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.user = HostUser(self.host)
+
+    def fetched(self, *wanted: Resolved, **options: object) -> tuple[Image, ...]:
+        answers: list[tuple[Image, ...]] = []
+        self.host.fetch(wanted, wanted[0].tenant, answers.append, **options)  # type: ignore[arg-type]
+        self.pool.run_all()
+        return answers[0]
+
+
+@pytest.mark.parametrize("keep_host", [False, True])
+@pytest.mark.parametrize("jobs", range(4))
+def test_a_fetch_released_at_any_time_gives_everything_back(jobs: int, keep_host: bool) -> None:
+    world = ByHand(keep_host=keep_host)
+    versions = [world.loader.publish(f"acme/{name}", 2).resolved for name in "ab"]
+    asked = world.user.fetch(*versions)
+    for _ in range(jobs):
+        world.pool.run_one()
+    world.host.release(asked.number)
+    world.pool.run_all()
+    assert asked.silent
+    for version in versions:
+        world.host.forget(version.key)
+    assert world.host.usage().free_bytes == 8 * PAGE_BYTES
+    assert len(world.fetched(*versions)) == 2
+
+
+def test_files_that_have_gone_from_the_disk_are_brought_again_once() -> None:
+    """A store of limited size gives up what it likes, also between the verification and the packing."""
+    world = ByHand()
+    version = world.loader.publish("acme/a").resolved
+    world.loader.failures["fill acme/a"] = reject(Code.STORAGE_UNAVAILABLE, "store", "gone")
+    asked = world.user.fetch(version)
+    world.pool.run_one()
+    world.pool.run_one()
+    world.loader.failures.clear()
+    world.pool.run_all()
+    assert len(asked.answer()) == 1
+    assert world.loader.calls == ["prepare acme/a", "fill acme/a"] * 2
+    world.host.forget(version.key)
+    world.host.release(asked.number)
+    world.loader.failures["fill acme/a"] = reject(Code.STORAGE_UNAVAILABLE, "store", "gone")
+    world.loader.calls.clear()
+    asked = world.user.fetch(version)
+    world.pool.run_all()
+    assert asked.problem().code is Code.STORAGE_UNAVAILABLE
+    assert world.loader.calls == ["prepare acme/a", "fill acme/a"] * 2
+
+
+def test_the_packed_form_is_kept_after_the_answer() -> None:
+    world = ByHand()
+    world.loader.keeps_packed = True
+    asked = world.user.fetch(world.loader.publish("acme/a").resolved)
+    world.pool.run_one()
+    world.pool.run_one()
+    assert not asked.silent
+    assert world.loader.calls == ["prepare acme/a", "fill acme/a"]
+    world.pool.run_all()
+    assert world.loader.calls[2:] == ["keep acme/a"]
+
+
+def test_workers_with_other_bases_and_dtypes_share_the_slab_and_not_the_bytes() -> None:
+    world = ByHand()
+    first = world.loader.publish("acme/a", 2).resolved
+    (image,) = world.fetched(first)
+    (half,) = world.fetched(first, serving=Serving(world.loader.base, "F16"))
+    (same,) = world.fetched(first, serving=Serving(world.loader.base))
+    assert same.pages == image.pages
+    assert set(half.pages).isdisjoint(image.pages)
+    world.loader.base = other = make_base("b" * 40)
+    moved = world.loader.publish("acme/a", 2).resolved
+    (new,) = world.fetched(moved, serving=Serving(other))
+    assert new.key.base == other.pin
+    assert len({*image.pages, *half.pages, *new.pages}) == 6
+    world.host.rebase(other)
+    assert set(world.host.usage().images) == {new.key}
+    assert world.host.usage().tenants == {"acme": 6 * PAGE_BYTES}  # the forgotten ones are held
+
+
+def test_ten_thousand_requests_for_one_version_are_one_load() -> None:
+    world = ByHand()
+    version = world.loader.publish("acme/a", 2).resolved
+    asked = [world.user.fetch(version) for _ in range(10_000)]
+    refused = world.user.fetch(version)
+    world.pool.run_all()
+    assert refused.problem().code is Code.QUEUE_FULL
+    assert all(len(each.answer()) == 1 for each in asked)
+    assert world.loader.calls == ["prepare acme/a", "fill acme/a"]
+    for each in asked:
+        world.host.release(each.number)

@@ -1,0 +1,101 @@
+"""When copies are enqueued, and how often: in front of no launch, once each, by one thread at a time (I13)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from adapterd.gpu_cache import AdapterCache, CacheConfig
+from adapterd.gpu_cache.device import Run, Stream
+from fakes.adapters import PAGE_BYTES, MemoryLoader, wrong_pages
+from fakes.cache_world import World, host_over
+from fakes.devices import Barrier, HeldDevice
+
+
+def queued(world: World) -> int:
+    return len(world.device.compute.queue)  # type: ignore[attr-defined]
+
+
+def test_a_step_waits_for_a_copy_once() -> None:
+    with World() as world:
+        world.loader.publish("acme/a")
+        lease = world.ready("acme/a")
+        for waits in (2, 0):
+            world.device.drain()
+            ticket = world.cache.begin_step([lease])
+            assert queued(world) <= waits
+            assert bool(queued(world)) == bool(waits)
+            ticket.end()
+
+
+def test_while_a_step_is_open_nobody_else_issues() -> None:
+    with World() as world:
+        world.loader.publish("acme/a", 3)
+        ticket = world.cache.begin_step([])
+        lease = world.acquire("acme/a")
+        world.settle()
+        assert world.copied == 0
+        ticket.end()
+        assert world.copied == 3
+        world.settle()
+        assert lease.ready
+
+
+def test_idle_the_whole_queue_is_issued_at_once() -> None:
+    with World(pages_per_step=1) as world:
+        world.loader.publish("acme/a", 3), world.loader.publish("acme/b", 3)
+        leases = [world.acquire("acme/a"), world.acquire("acme/b")]
+        world.pool.run_all()
+        world.pump()
+        assert not any(lease.ready for lease in leases)
+        assert world.copied == 6
+
+
+def test_after_closing_nothing_is_enqueued_any_more() -> None:
+    with World() as world:
+        world.loader.publish("acme/a", 3)
+        ticket = world.cache.begin_step([])
+        lease = world.acquire("acme/a")
+        world.pool.run_all()
+    assert lease.failed
+    ticket.end()
+    world.device.drain()
+    world.cache.pump()
+    assert world.copied == 0
+
+
+class _Slow(HeldDevice):
+    """Enqueuing a copy takes until the barrier is opened."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        super().__init__()
+        self.barrier = barrier
+
+    def copy_runs(
+        self, stream: Stream, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int
+    ) -> None:
+        super().copy_runs(stream, dst, src, runs, page_bytes)
+        self.barrier.stop()
+
+
+def test_while_one_thread_issues_the_others_go_on() -> None:
+    loader, barrier = MemoryLoader(), Barrier()
+    loader.publish("acme/a", 1)
+    device = _Slow(barrier)
+    config = CacheConfig(vram_bytes=8 * PAGE_BYTES, host_bytes=8 * PAGE_BYTES, page_bytes=PAGE_BYTES)
+    host = host_over(loader, config, device)
+    with AdapterCache(config, base=loader.base, host=host, device=device) as cache:
+        lease = cache.acquire("acme/a", tenant="acme")
+        first = threading.Thread(target=lease.wait, args=(20,))
+        first.start()
+        barrier.await_arrival()
+        for _ in range(3):
+            cache.pump()  # would stop at the barrier, too
+        assert device.copies_queued == 1
+        barrier.open()
+        first.join(20)
+        assert lease.wait(20).ready
+        assert wrong_pages(cache.arena, lease.composition[0][0]) == []
+    device.close()

@@ -1,0 +1,96 @@
+"""Looks into the cache's books: the one place of the machines that knows how it keeps them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from adapterd.gpu_cache import AdapterCache, LeaseState, Place, Resident
+from adapterd.gpu_cache.records import Entry
+from adapterd.gpu_cache.vram_tier import VramTier
+from adapterd.loader.identity import VersionKey
+
+
+class Books:
+    """What must hold at every moment in which nobody is inside the cache.
+
+    What has room in the arena is asked of the tier itself: an entry of a base that is gone, or one that the
+    device has lost, still has pages while it is found no more.
+    """
+
+    def __init__(self, cache: AdapterCache) -> None:
+        self._cache = cache
+        self._uses: dict[tuple[int, int], Resident] = {}
+        self._generations = list(self._vram.slots._generations)
+
+    @property
+    def _vram(self) -> VramTier:
+        return self._cache._vram
+
+    @property
+    def _roomed(self) -> list[Entry]:
+        return list(self._vram._claimed.values())
+
+    @property
+    def lost_pages(self) -> int:
+        """Pages of copies that the device refused: they are never used again."""
+        return sum(len(e.resident.pages) for e in self._roomed if e.dead and e.resident and not e.copied)
+
+    def check(self) -> None:
+        self._check_pages()
+        self._check_pins()
+        self._check_slots([e.resident for e in self._roomed if e.resident is not None])
+        self._check_statistics()
+
+    def _check_pages(self) -> None:
+        """Every page has one owner or none, and each tenant's account is the sum of what it holds."""
+        budget, pool = self._vram.budget, self._vram._pool
+        owned = [page for e in self._roomed if e.resident is not None for page in e.resident.pages]
+        assert len(set(owned)) == len(owned), "a page has two owners"
+        assert set(owned) == pool._used, "a page is used by nobody, or not known to be used"
+        assert pool.free + len(owned) == pool.count == budget.total, "pages are lost, or counted twice"
+        held: Counter[str] = Counter()
+        for entry in self._roomed:
+            held[entry.key.tenant] += entry.pages
+            assert entry.claimed
+        assert +held == +budget.used, "a budget is not the sum of what its tenant holds"
+        for tenant in budget.used:
+            assert budget.used[tenant] <= budget.maximum(tenant)
+        owed = sum(max(0, share - budget.used[t]) for t, share in budget._guaranteed.items())
+        assert budget.free >= owed, "a guaranteed share could not be had"
+
+    def _check_pins(self) -> None:
+        for entry in {*self._roomed, *self._cache._stager.entries.values()}:
+            assert entry.tickets >= 0
+            assert not entry.holders or entry.claimed, "evicted though a lease has it"
+            assert not entry.tickets or entry.resident is not None, "evicted though a step reads it"
+            assert all(r.live for r in (*entry.holders.values(), *entry.waiting.values())), "a dead lease holds on"
+
+    def _check_slots(self, residents: list[Resident]) -> None:
+        """Generations only grow; a slot's generation names one use of it, for ever."""
+        now = self._vram.slots._generations
+        assert all(a <= b for a, b in zip(self._generations, now, strict=True)), "a generation went back"
+        self._generations = list(now)
+        assert len({r.slot for r in residents}) == len(residents), "a slot has two owners"
+        assert self._vram.slots.free + len(residents) == len(now), "slots are lost, or counted twice"
+        for resident in residents:
+            assert self._uses.setdefault((resident.slot, resident.generation), resident) is resident
+
+    def _check_statistics(self) -> None:
+        statistics, budget = self._cache.statistics(), self._vram.budget
+        size = budget.page_bytes
+        assert statistics.vram_bytes == {t: n * size for t, n in budget.used.items() if n}
+        assert statistics.vram_free_bytes + sum(statistics.vram_bytes.values()) == budget.total * size
+        places = Counter(e.place for e in self._cache._stager.entries.values() if e.claimed)
+        assert {p: statistics.adapters[p] for p in (Place.STAGING, Place.RESIDENT)} == {
+            p: places[p] for p in (Place.STAGING, Place.RESIDENT)
+        }
+        assert statistics.host_free_bytes >= 0
+        states = Counter(r.state for r in self._cache._book._held.values())
+        unreleased = {s: n for s, n in statistics.leases.items() if s is not LeaseState.RELEASED and n}
+        assert unreleased == dict(states)
+
+
+def resident_keys(cache: AdapterCache, tenant: str) -> set[VersionKey]:
+    """What the tenant has in the arena, or on its way there."""
+    entries = cache._stager.entries
+    return {key for key, entry in entries.items() if key.tenant == tenant and entry.claimed}
