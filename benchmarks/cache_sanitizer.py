@@ -2,9 +2,9 @@
 
     python -m benchmarks.cache_sanitizer [--tool memcheck] [--rows 20000]
 
-Exit status 0: clean; 1: not clean; 3: there is none here, or none for this device. The default, memcheck, looks for accesses
-outside of memory. `racecheck` sees hazards in the shared memory of kernels, and the cache has no
-kernel of its own: it is worth running once the engine has. Races of copies and kernels are what
+Exit status 0: clean; 1: not clean; 3: there is none here, or none for this device. The default, memcheck, looks
+for accesses outside of memory. `racecheck` sees hazards in the shared memory of kernels, and the cache has no kernel
+of its own: it is worth running once the engine has. Races of copies and kernels are what
 `tests/gpu/test_cache_churn.py` looks for.
 """
 
@@ -31,9 +31,9 @@ def find_tool() -> str | None:
 def churn(rows: int) -> int:
     """For the child: what the tool watches."""
     import torch
-    from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
 
     from adapterd.gpu_cache import AdapterCache, CacheConfig
+    from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
     from fakes.adapters import PAGE_BYTES, MemoryLoader
     from fakes.cache_world import host_over
     from fakes.churn import Churn

@@ -171,7 +171,7 @@ class Memory:
             self._note(key, Place.RESIDENT)
 
     def touch(self, keys: set[AdapterKey]) -> None:
-        for key in keys:
+        for key in sorted(keys):  # a set's own order differs from run to run
             self.resident.move_to_end(key)
             if key in self.host:
                 self.host.move_to_end(key)

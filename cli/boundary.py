@@ -85,7 +85,8 @@ class _OutputLostError(Exception):
 
 
 @contextmanager
-def _to_stdout() -> Iterator[None]:
+def to_stdout() -> Iterator[None]:
+    """Around whatever is written to stdout: a lost stdout is no fault of the command."""
     try:
         yield
         sys.stdout.flush()
@@ -115,7 +116,7 @@ def _attempted(function: Callable[[], Report], schema: str, *, as_json: bool, qu
     except KeyboardInterrupt:
         note("interrupted")
         return _failed_json({"interrupted": True, "problems": []}, schema, EXIT_INTERRUPTED, as_json=as_json)
-    with _to_stdout():
+    with to_stdout():
         print_report(report, schema, as_json=as_json, quiet=quiet)
     return report.status
 
@@ -138,7 +139,7 @@ def _told(fault: AdapterdError, schema: str, *, as_json: bool) -> int:
 
 def _failed_json(body: Mapping[str, object], schema: str, status: int, *, as_json: bool) -> int:
     if as_json:
-        with _to_stdout():
+        with to_stdout():
             print_json(schema, body, ok=False)
     return status
 

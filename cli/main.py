@@ -14,12 +14,13 @@ import typer
 
 from adapterd.cli import admin, author, bases, catalog, convert, diff, download, server, trust, upload
 from adapterd.cli.boundary import Edge, command
+from adapterd.cli.cache import commands as cache
 from adapterd.cli.output import Report
 from adapterd.cli.worker import command as worker
 
 EPILOG = (
     "Environment: ADAPTERD_URL (server), ADAPTERD_TOKEN (or `adapterctl token save`), "
-    "ADAPTERD_TRUST (trust file), NO_COLOR, ADAPTERD_DEBUG=1 (tracebacks). "
+    "ADAPTERD_TRUST (trust file), ADAPTERD_CACHE_SOCKET (a worker's daemon), NO_COLOR, ADAPTERD_DEBUG=1 (tracebacks). "
     "Exit status: 0 ok, 1 failure, 2 usage, 3 verification failed, 4 authentication needed, "
     "5 not found or no access, 6 refused, 7 conflict, 8 network or server, 130 interrupted."
 )
@@ -37,7 +38,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for room in (author, convert, upload, download, catalog, diff, bases, admin, trust, server, worker):
+    for room in (author, convert, upload, download, catalog, diff, bases, admin, trust, server, worker, cache):
         room.register(app)
     command(app, "demo")(demo)
     return app

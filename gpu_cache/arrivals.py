@@ -38,14 +38,17 @@ class Loads:
     Attributes:
         origins: loads, by where the bytes were.
         seconds: by temperature and stage (`verify`, `pack`, `copy`), summed over loads.
+        copied_bytes: whole pages.
     """
 
     def __init__(self) -> None:
         self.origins: Counter[Origin] = Counter()
         self.seconds: dict[str, Counter[str]] = {"cold": Counter(), "steady": Counter()}
+        self.copied_bytes = 0
 
     def note(self, image: Image, copy_seconds: float) -> None:
         self.origins[image.origin] += 1
+        self.copied_bytes += image.layout.nbytes
         stages = self.seconds["steady" if image.origin is Origin.HOST else "cold"]
         for stage, seconds in {**image.seconds, "copy": copy_seconds}.items():
             stages[stage] += seconds  # type: ignore[assignment]

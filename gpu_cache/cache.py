@@ -10,26 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from threading import Condition, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from adapterd.gpu_cache.composition import Asked, Wish, parse_wish
+from adapterd.gpu_cache.composition import Wish
 from adapterd.gpu_cache.config import CacheConfig
-from adapterd.gpu_cache.copies import CopyQueue
 from adapterd.gpu_cache.device import Device, Event, open_device
 from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
+from adapterd.gpu_cache.following import Following
 from adapterd.gpu_cache.host.interface import Host
 from adapterd.gpu_cache.host.opening import open_host
-from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.leases import Lease, check_ready
 from adapterd.gpu_cache.records import LeaseRecord
-from adapterd.gpu_cache.slabs import SlabTensors
-from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.statistics import CacheStatistics, snapshot
 from adapterd.gpu_cache.tickets import StepTicket
+from adapterd.gpu_cache.upkeep import Upkeep
 from adapterd.gpu_cache.vram_tier import VramTier
-from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
+from adapterd.loader.errors import AdapterdError, Code, error, reject
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +41,7 @@ WAIT_SECONDS = 0.05
 """How often it looks otherwise: a dropped lease cannot wake anybody (its finalizer may only append)."""
 
 
-class AdapterCache:
+class AdapterCache(Upkeep, Following):
     """Adapters of one base model in the memory of one device. A context manager: opened once, closed once."""
 
     def __init__(
@@ -71,25 +68,17 @@ class AdapterCache:
         Raises:
             AdapterdError: SETTINGS_INVALID, DEVICE_ERROR, STORAGE_UNAVAILABLE.
         """
-        self._config, self._lock = config, Condition(Lock())
         self._owns_device = device is None
-        self._device = device or open_device(config.device)
+        device = device or open_device(config.device)
         policy = policy or LeastRecentlyUsed()
-        self._vram = VramTier(self._device, config, policy)
-        self._copies = CopyQueue(self._device, self._vram.arena, config.page_bytes, self._lock)
+        vram = VramTier(device, config, policy)
         with ExitStack() as cleanup:
             if host is None:
-                host = cleanup.enter_context(open_host(config, self._device, source, trust, base, policy))
+                host = cleanup.enter_context(open_host(config, device, source, trust, base, policy))
             else:
                 cleanup.callback(host.close, config.close_seconds)
-            self._host, slabs = host, SlabTensors(self._device, host.slab)
+            super().__init__(config, base, device, vram, host)
             self._cleanup = cleanup.pop_all()
-        self._stager = Stager(
-            config, base, lock=self._lock, host=host, vram=self._vram, copies=self._copies, slabs=slabs
-        )
-        self._opened = self._closed = False
-        self._book = LeaseBook()
-        self._steps = 0  # in flight
         self._last_step: Event | None = None
 
     @property
@@ -124,7 +113,9 @@ class AdapterCache:
         """
         with self._lock:
             self._closed = True
+            self._routes.close()
             self._fail_all(reject(Code.CACHE_CLOSED, "cache", "the cache was closed"))
+            self._stager.finish()
         if self._owns_device:
             self._device.close()
         self._cleanup.close()
@@ -142,13 +133,11 @@ class AdapterCache:
         Raises:
             Failed: CACHE_CLOSED.
         """
-        asked, problems = _parsed(wish, self._config.max_components)
+        parsed = self._parsed(wish)
         with self._lock:
             self._check_open()
-            record = self._book.new(tenant, self._stager.base.pin, asked, priority)
             self._notice()
-            self._stager.admit(record, problems)
-        lease = Lease(self, record, self._book.dropped)  # now: whatever comes next, the record has an owner
+            lease = self._lease(self._begin(tenant, parsed, priority))
         self._issue_if_idle()
         return lease
 
@@ -156,6 +145,18 @@ class AdapterCache:
         """For `Lease.release`. Idempotent."""
         with self._lock:
             self._release(record)
+
+    def pause(self, record: LeaseRecord) -> None:
+        """For `Lease.pause`."""
+        with self._lock:
+            self._stager.pause(record)
+
+    def resume(self, record: LeaseRecord) -> None:
+        """For `Lease.resume`."""
+        with self._lock:
+            self._notice()
+            self._stager.resume(record)
+        self._issue_if_idle()
 
     def wait_for(self, record: LeaseRecord, timeout: float | None) -> None:
         """For `Lease.wait`: returns once the lease is ready, failed or released.
@@ -199,6 +200,7 @@ class AdapterCache:
         stream = self._device.compute
         with self._lock:
             self._check_open()
+            self._routes.turn()
             self._notice()
             records = [lease.record for lease in leases if lease is not None]
             for record in records:
@@ -222,10 +224,12 @@ class AdapterCache:
                 entry.tickets -= 1
                 entry.readers.note(ticket.stream, event)
                 self._stager.tidy(entry)
+            self._routes.turn()
             self._notice()
             self._stager.advance()
             if self._closed:
                 return
+        self._stager.scrubber.issue()
         self._copies.issue(self._config.pages_per_step)
 
     def rebind(self, base: BaseSpec) -> None:
@@ -246,23 +250,6 @@ class AdapterCache:
             return snapshot(self._vram, self._host.usage(), self._stager, self._book, self._steps)
 
     # With the lock held
-
-    def _notice(self) -> None:
-        for record in self._book.found():
-            self._release(record)
-        self._stager.poll()
-
-    def _release(self, record: LeaseRecord) -> None:
-        if self._book.strike(record):
-            self._stager.release(record)
-
-    def _fail_all(self, problem: Problem) -> None:
-        for record in self._book.live():
-            self._stager.fail(record, (problem,))
-
-    def _check_open(self) -> None:
-        if self._closed or not self._opened:
-            raise error(Code.CACHE_CLOSED, "cache", "the cache is not open", "Use it inside `with cache:`.")
 
     def _check_usable(self, record: LeaseRecord) -> None:
         check_ready(record)
@@ -289,15 +276,11 @@ class AdapterCache:
 
     def _issue_if_idle(self) -> None:
         """Copies in front of a launch cost decode 1.57× on p50: while steps run, only steps issue them."""
+        if self._closed or not self._opened:
+            return
+        self._stager.scrubber.issue()
         with self._lock:
             running = self._steps > 0 or not (self._last_step is None or self._last_step.done())
             if running or self._closed or not self._opened:
                 return
         self._copies.issue(None)
-
-
-def _parsed(wish: Wish, max_components: int) -> tuple[tuple[Asked, ...], tuple[Problem, ...]]:
-    try:
-        return parse_wish(wish, max_components), ()
-    except AdapterdError as failure:
-        return (), failure.problems

@@ -10,12 +10,12 @@ stream that fills it, in front of the copy.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING
 
+from adapterd.gpu_cache.copy_turns import CopyTurns
 from adapterd.gpu_cache.device import Device, Event, Stream
 from adapterd.gpu_cache.fences import Fence
 from adapterd.gpu_cache.pages import Allotment, runs
@@ -33,7 +33,8 @@ class Transfer:
     """One adapter on its way, from pages `sources` of `slab` to those of `allotment`.
 
     `issued` counts pages whose copies are enqueued, the first of them at `begun` (seconds of the queue's
-    clock). `copied_by` stands behind the last of them, in every stream that copied some; None until then.
+    clock); `stopped`: no more of them will be. `copied_by` stands behind the last of them, in every stream
+    that copied some; None until then.
     """
 
     entry: Entry
@@ -41,9 +42,14 @@ class Transfer:
     sources: tuple[int, ...]
     allotment: Allotment
     issued: int = 0
+    stopped: bool = False
     begun: float = 0.0
     used: set[Stream] = field(default_factory=set)
     copied_by: Fence | None = None
+
+    @property
+    def tenant(self) -> str:
+        return self.entry.key.tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Lost:
 
 
 class CopyQueue:
-    """Transfers in order. Methods need the cache's lock, but for `issue`."""
+    """Transfers in turns (`copy_turns`). Methods need the cache's lock, but for `issue`."""
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class CopyQueue:
     ) -> None:
         self._device, self._arena, self._page_bytes = device, arena, page_bytes
         self._lock, self._clock = lock, clock
-        self._queued: deque[Transfer] = deque()
+        self._queued: CopyTurns[Transfer] = CopyTurns()
         self._flying: list[Transfer] = []
         self._lost: list[Lost] = []
         self._issuing = False
@@ -91,7 +97,12 @@ class CopyQueue:
         return bool(self._queued or self._issuing or self._flying)
 
     def add(self, transfer: Transfer) -> None:
-        self._queued.append(transfer)
+        self._queued.add(transfer)
+
+    def stop(self, entry: Entry) -> None:
+        """No further page of it is enqueued. It lands as if all were there: nobody may read it."""
+        for transfer in self._queued:
+            transfer.stopped = transfer.stopped or transfer.entry is entry
 
     def landed(self) -> list[Landed]:
         """Whose copies have completed since the last call."""
@@ -127,21 +138,23 @@ class CopyQueue:
         try:
             while max_pages is None or max_pages > 0:
                 issued = self._issue_next(max_pages)
-                if not issued:
+                if issued is None:
                     return
                 max_pages = None if max_pages is None else max_pages - issued
         finally:
             with self._lock:
                 self._issuing = False
 
-    def _issue_next(self, max_pages: int | None) -> int:
-        """One piece of the oldest transfer; how many pages, 0 if there is none."""
+    def _issue_next(self, max_pages: int | None) -> int | None:
+        """One piece of the transfer whose turn it is; how many pages, None if there is none."""
         with self._lock:
-            if not self._queued:
-                return 0
-            transfer = self._queued[0]
-        begin, total = transfer.issued, len(transfer.sources)
-        end = total if max_pages is None else min(total, begin + max_pages)
+            transfer = self._queued.next()
+            if transfer is None:
+                return None
+            begin = transfer.issued
+            total = begin if transfer.stopped else len(transfer.sources)
+            end = total if max_pages is None else min(total, begin + self._queued.piece(max_pages))
+            self._queued.given(transfer, end - begin)
         try:
             if begin == 0:
                 self._begin(transfer)
@@ -155,7 +168,7 @@ class CopyQueue:
             transfer.issued = end
             if marks is not None:
                 transfer.copied_by = transfer.entry.copied_by = marks
-                self._queued.popleft()
+                self._queued.remove(transfer)
                 self._flying.append(transfer)
         return end - begin
 
@@ -176,15 +189,17 @@ class CopyQueue:
 
     def _fill(self, stream: Stream, transfer: Transfer, first: int, last: int) -> None:
         targets = transfer.allotment.pages[first:last]
-        for _, page, length in _neighbours(targets, transfer.allotment.scrub):
+        scrub = transfer.allotment.scrub
+        for _, page, length in _neighbours(targets, scrub) if scrub else ():
             self._device.zero(stream, self._arena[page * self._page_bytes : (page + length) * self._page_bytes])
         pieces = runs(transfer.sources[first:last], targets)
         self._device.copy_runs(stream, self._arena, transfer.slab, pieces, self._page_bytes)
 
     def _marks(self, transfer: Transfer) -> Fence:
-        """One in each stream that copied some of it."""
+        """One in each stream that copied some of it. What was stopped waited for nobody, so its fence goes on."""
         events: list[Event] = [self._device.record(s) for s in self._opened_streams if s in transfer.used]
-        return Fence(tuple(events))
+        fence = Fence(tuple(events))
+        return Fence.merged((transfer.allotment.fence, fence)) if transfer.stopped else fence
 
     def _lose(self, transfer: Transfer, failure: AdapterdError) -> None:
         if transfer in self._queued:

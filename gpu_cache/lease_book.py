@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from adapterd.gpu_cache.composition import Asked
-from adapterd.gpu_cache.records import LeaseRecord, LeaseState
+from adapterd.gpu_cache.records import LeaseRecord, LeaseState, Purpose
 from adapterd.loader.identity import BasePin
 
 
@@ -21,9 +21,16 @@ class LeaseBook:
         self.dropped: deque[LeaseRecord] = deque()
         """Where finalizers put the records of leases that nobody holds any more. Appending needs no lock (I12)."""
 
-    def new(self, tenant: str, base: BasePin, asked: tuple[Asked, ...], priority: int) -> LeaseRecord:
+    def new(
+        self,
+        tenant: str,
+        base: BasePin,
+        asked: tuple[Asked, ...],
+        priority: int = 0,
+        purpose: Purpose = Purpose.USE,
+    ) -> LeaseRecord:
         self._count += 1
-        record = LeaseRecord(self._count, tenant, base, asked, priority)
+        record = LeaseRecord(self._count, tenant, base, asked, priority, purpose)
         self._held[record.seq] = record
         return record
 

@@ -27,6 +27,10 @@ class LeaseBooks(Protocol):
 
     def release(self, record: LeaseRecord) -> None: ...
 
+    def pause(self, record: LeaseRecord) -> None: ...
+
+    def resume(self, record: LeaseRecord) -> None: ...
+
 
 class Lease:
     """A hold on a composition, released exactly once. Made by `AdapterCache.acquire`.
@@ -85,7 +89,7 @@ class Lease:
     def prefix_key(self) -> bytes:
         """The bytes that name this lease's outputs in a prefix or KV cache (I11); see `composition.prefix_key`.
 
-        Available once the REFs are resolved, before the lease is ready.
+        Available once the REFs are resolved, before the lease is ready and while it is paused.
 
         Raises:
             AdapterdError: the lease's failure, or LEASE_NOT_READY while it is being resolved.
@@ -102,10 +106,11 @@ class Lease:
             timeout: seconds, or None for as long as it takes.
 
         Raises:
-            AdapterdError: the lease's failure, LEASE_TIMEOUT (the lease stays alive) or LEASE_RELEASED.
+            AdapterdError: the lease's failure, LEASE_TIMEOUT (the lease stays alive), LEASE_RELEASED, or
+                LEASE_NOT_READY if it is paused.
         """
         self._books.wait_for(self._record, timeout)
-        check_ready(self._record)
+        self._check()
         return self
 
     def __await__(self) -> Generator[object, None, Self]:
@@ -117,8 +122,37 @@ class Lease:
         while not self._record.settled:
             await asyncio.sleep(AWAIT_SECONDS)
             self._books.pump()
-        check_ready(self._record)
+        self._check()
         return self
+
+    def _check(self) -> None:
+        """Raises what keeps `wait` from saying that all is well."""
+        check_ready(self._record)
+
+    @property
+    def paused(self) -> bool:
+        return self._record.state is LeaseState.PAUSED
+
+    def pause(self) -> None:
+        """Gives the hold back for a while, as for a request that is swapped out. Idempotent.
+
+        What it held may be evicted; a step in flight finishes. What it waited for is cancelled. The versions that
+        its REFs mean are remembered, and so is its age.
+        """
+        self._books.pause(self._record)
+
+    def resume(self) -> None:
+        """Takes the very same versions again, whatever an alias means by now. Returns at once. Idempotent.
+
+        The lease becomes ready again, or fails with a reason: the version was revoked, the base reloaded, too many
+        wait. One that was paused before its REFs were resolved resolves them now.
+
+        Raises:
+            Failed: LEASE_RELEASED.
+        """
+        self._books.resume(self._record)
+        if self.released:
+            raise _unusable(self._record)
 
     def release(self) -> None:
         """Gives the hold back. Idempotent; cancels what only this lease was waiting for."""
@@ -148,9 +182,6 @@ def _unusable(record: LeaseRecord) -> Exception:
         return error_from(record.problems)
     if record.state is LeaseState.RELEASED:
         return error(Code.LEASE_RELEASED, where, "the lease was released", "Acquire it again.")
-    return error(
-        Code.LEASE_NOT_READY,
-        where,
-        f"the lease is {record.state}",
-        "Look at lease.ready, or wait for the lease.",
-    )
+    paused = record.state is LeaseState.PAUSED
+    hint = "Resume it first." if paused else "Look at lease.ready, or wait for the lease."
+    return error(Code.LEASE_NOT_READY, where, f"the lease is {record.state}", hint)

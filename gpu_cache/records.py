@@ -35,13 +35,37 @@ class Place(StrEnum):
     RESIDENT = "resident"
 
 
+class Cause(StrEnum):
+    """Why an adapter left VRAM."""
+
+    ROOM = "room"  # for another one
+    RELOAD = "reload"
+    REVOKED = "revoked"
+    ASKED = "asked"
+
+
+class Purpose(StrEnum):
+    """What a lease is for. Users hold what they use; the cache itself holds the rest."""
+
+    USE = "use"
+    PREFETCH = "prefetch"  # until it is in VRAM
+    TO_HOST = "to-host"  # until it is in host memory
+    KEEP = "keep"  # a pin or a route: until that ends
+
+    @property
+    def brief(self) -> bool:
+        """It ends by itself."""
+        return self in {Purpose.PREFETCH, Purpose.TO_HOST}
+
+
 class LeaseState(StrEnum):
-    """A lease's life, forwards only."""
+    """A lease's life: forwards only, but that a paused one begins again."""
 
     RESOLVING = "resolving"
     WAITING = "waiting"  # for bytes, or for memory
     COPYING = "copying"  # has its pages: it pins
     READY = "ready"  # pins
+    PAUSED = "paused"  # holds nothing, but remembers its versions
     FAILED = "failed"
     RELEASED = "released"
 
@@ -90,7 +114,9 @@ class Entry:
         readers: marks of the steps that read the pages.
         waiting, holders: live leases without and with a claim on its pages, by sequence number.
         tickets: steps in flight that read it.
-        dead: the base was reloaded; it goes as soon as nothing is in flight.
+        dead: it is found no more, and goes for `cause` as soon as nothing is in flight.
+        scrubbing, scrubbed: if it was revoked, that its pages are going to be zeroed, or are enqueued to be.
+        used: since it has its room, a lease was on it that was no prefetch.
         last_used: tick.
     """
 
@@ -111,6 +137,10 @@ class Entry:
     holders: dict[int, LeaseRecord] = field(default_factory=dict)
     tickets: int = 0
     dead: bool = False
+    cause: Cause = Cause.RELOAD
+    scrubbing: bool = False
+    scrubbed: bool = False
+    used: bool = False
     last_used: int = 0
 
     @property
@@ -135,6 +165,11 @@ class Entry:
         assert self.facts is not None
         return self.facts.layout.n_pages
 
+    @property
+    def kept(self) -> bool:
+        """Whether a pin or a route is on it."""
+        return any(r.purpose is Purpose.KEEP for r in (*self.holders.values(), *self.waiting.values()))
+
     def spared_for(self, record: LeaseRecord) -> bool:
         """Whether a lease that goes before `record`, or `record` itself, wants it."""
         return any(rank(waiting) <= rank(record) for waiting in self.waiting.values())
@@ -148,7 +183,8 @@ class LeaseRecord:
         tenant, base: whose it is, and the base it was asked for.
         asked: as the caller named it.
         priority: the higher is served first among those that wait.
-        components: normalised; None until resolved.
+        resolved: the version of each of `asked`; empty until resolved.
+        components: of these, normalised; None until resolved.
         entries: one a component.
         claims: what must be verified for it: (entry, what it was found as), at least one an entry.
         unseen: entries of which it is not known yet where they were found.
@@ -157,6 +193,7 @@ class LeaseRecord:
         parked: the bytes were there but the room was not: room comes first from now on.
         residents: (resident, weight) a component, once ready.
         problems: why it failed.
+        brought: of one that ends by itself: it ended well.
     """
 
     seq: int
@@ -164,7 +201,9 @@ class LeaseRecord:
     base: BasePin
     asked: tuple[Asked, ...]
     priority: int = 0
+    purpose: Purpose = Purpose.USE
     state: LeaseState = LeaseState.RESOLVING
+    resolved: tuple[Resolved, ...] = ()
     components: tuple[Component, ...] | None = None
     entries: tuple[Entry, ...] = ()
     claims: tuple[tuple[Entry, Resolved], ...] = ()
@@ -175,6 +214,7 @@ class LeaseRecord:
     parked: bool = False
     residents: tuple[tuple[Resident, float], ...] = ()
     problems: tuple[Problem, ...] = ()
+    brought: bool = False
 
     @property
     def number(self) -> int:
@@ -192,9 +232,14 @@ class LeaseRecord:
     @property
     def settled(self) -> bool:
         """Nothing more will happen to it by itself."""
-        return self.state in {LeaseState.READY, LeaseState.FAILED, LeaseState.RELEASED}
+        return self.state in {LeaseState.READY, LeaseState.PAUSED, LeaseState.FAILED, LeaseState.RELEASED}
 
     @property
     def missing(self) -> list[Entry]:
         """Those of its entries that have no room in VRAM."""
         return [entry for entry in self.entries if not entry.claimed]
+
+    def forget_hold(self) -> None:
+        """What it was on is others' now; `resolved` and `components` stay."""
+        self.entries, self.claims, self.unseen, self.residents = (), (), set(), ()
+        self.lookup, self.parked = None, False

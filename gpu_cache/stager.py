@@ -16,7 +16,7 @@ a lease has a claim on (I12). So the first always gets on as leases are released
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING
@@ -25,15 +25,20 @@ from adapterd.gpu_cache.admission import inadmissible, short_cut
 from adapterd.gpu_cache.arrivals import Arrivals, Loads
 from adapterd.gpu_cache.asking import Desk, Images
 from adapterd.gpu_cache.budgets import queue_full
+from adapterd.gpu_cache.claims import Claims
 from adapterd.gpu_cache.composition import normalise
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
-from adapterd.gpu_cache.host.interface import Facts, Failure, Host, Origin
-from adapterd.gpu_cache.host.records import Verified, claim_of
+from adapterd.gpu_cache.device import Device
+from adapterd.gpu_cache.host.interface import Failure, Host, Origin
 from adapterd.gpu_cache.lines import Lines
-from adapterd.gpu_cache.records import Ask, Entry, LeaseRecord, LeaseState, Place
+from adapterd.gpu_cache.pins import no_room_to_prefetch, too_much_kept
+from adapterd.gpu_cache.records import Ask, Cause, Entry, LeaseRecord, LeaseState, Place, Purpose
+from adapterd.gpu_cache.residency import Ledger
+from adapterd.gpu_cache.revocation import Refusals, Scrubber
+from adapterd.gpu_cache.shelf import Shelf
 from adapterd.gpu_cache.slabs import SlabTensors
-from adapterd.gpu_cache.vram_tier import Cause, VramTier
+from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.errors import AdapterdError, Problem
 from adapterd.loader.identity import VersionKey
 
@@ -52,19 +57,32 @@ class Stager:
         *,
         lock: Condition,
         host: Host,
+        device: Device,
         vram: VramTier,
         copies: CopyQueue,
         slabs: SlabTensors,
+        refusals: Refusals,
+        over: Callable[[LeaseRecord], None],
     ) -> None:
+        """Args: over: called with the lock held when a lease that ends by itself has ended: it may be released."""
         self._config, self.base = config, base
         self._lock, self._vram, self._copies = lock, vram, copies
-        self._desk = Desk(host, slabs, lock, self.advance)
-        self._arrivals = Arrivals(self._desk, vram, copies, slabs, self)
-        self.entries: dict[VersionKey, Entry] = {}
+        self._refusals, self._over = refusals, over
+        self.ledger = Ledger(lambda: {*self.entries, *host.usage().images})
+        self.desk = Desk(host, slabs, lock, self._answered)
+        self._claims = Claims(self.desk, self.ledger, refusals.refusal, self)
+        self._arrivals = Arrivals(self.desk, vram, copies, slabs, self)
+        self.scrubber = Scrubber(device, vram.arena, config.page_bytes, lock, self._scrubbed)
+        self.shelf = Shelf(vram, copies, self._claims, self._arrivals, self.scrubber, self._again)
         self._lines: Lines[LeaseRecord] = Lines()  # for room in VRAM
         self._queued: Counter[str] = Counter()
+        self._ended: list[LeaseRecord] = []
         self._tick = 0
         self.found: Counter[Origin | None] = Counter()  # where leases found what they wanted; None is VRAM
+
+    @property
+    def entries(self) -> dict[VersionKey, Entry]:
+        return self.shelf.entries
 
     @property
     def loads(self) -> Loads:
@@ -73,12 +91,12 @@ class Stager:
     # Leases
 
     def admit(self, record: LeaseRecord, problems: tuple[Problem, ...] = ()) -> None:
-        """Starts a new lease. What it names is looked up by the host, unless it is pinned and in VRAM."""
+        """Starts a lease. What it names is looked up by the host, unless that is known, or pinned and in VRAM."""
         self._queued[record.tenant] += 1
         if problems:
             self.fail(record, problems)
             return
-        known = short_cut(record.asked, record.tenant, record.base, self.entries)
+        known = record.resolved or short_cut(record.asked, record.tenant, record.base, self.entries)
         if known is not None:
             self._attach(record, known)
         most = self._config.tenants.get(record.tenant, self._config.default_budget).max_waiting
@@ -86,18 +104,37 @@ class Stager:
             self.fail(record, (queue_full(record.tenant, most),))
         elif record.state is LeaseState.RESOLVING:
             refs = [asked.ref for asked in record.asked]
-            record.lookup = self._desk.resolve(refs, record.tenant, partial(self._resolved, record))
+            record.lookup = self.desk.resolve(refs, record.tenant, partial(self._resolved, record))
 
     def fail(self, record: LeaseRecord, problems: tuple[Problem, ...]) -> None:
         self._move(record, LeaseState.FAILED)
         record.problems = problems
         self._detach(record)
+        if record.purpose.brief:
+            self._ended.append(record)
 
     def release(self, record: LeaseRecord) -> None:
         """Cancels what only this lease waited for. What is resident stays until room is needed."""
         self._move(record, LeaseState.RELEASED)
         self._detach(record)
         self.advance()
+
+    def pause(self, record: LeaseRecord) -> None:
+        """It holds nothing, and remembers what it was on."""
+        if record.live and record.state is not LeaseState.PAUSED:
+            self._move(record, LeaseState.PAUSED)
+            self._detach(record)
+            record.forget_hold()
+            self.advance()
+
+    def resume(self, record: LeaseRecord) -> None:
+        if record.state is LeaseState.PAUSED:
+            record.state = LeaseState.RESOLVING
+            self.admit(record)
+
+    def _again(self, record: LeaseRecord) -> None:
+        self.pause(record)
+        self.resume(record)
 
     def touch(self, entries: Sequence[Entry]) -> None:
         self._tick += 1
@@ -115,49 +152,48 @@ class Stager:
         for each in landed:
             self._arrivals.land(each)
         for refused in lost:
-            self._forget(refused.entry)
+            self.shelf.forget(refused.entry)
             self._arrivals.lose(refused)
         if landed or lost:
             self.advance()
+        self.finish()
+
+    def finish(self) -> None:
+        """Lets go of what ends by itself, and has."""
+        while self._ended:
+            self._over(self._ended.pop())
+
+    def _answered(self) -> None:
+        self.advance()
+        self.finish()
 
     def forget_all(self) -> None:
         """The base was reloaded: no entry is found any more, and every slot is stale at once (I16)."""
-        doomed = list(self.entries.values())
-        self.entries.clear()
-        for entry in doomed:
-            entry.dead = True
-            if entry.resident is not None:
-                self._vram.slots.revoke(entry.resident.slot)
-            self.tidy(entry)
+        for entry in list(self.entries.values()):
+            self.shelf.bury(entry, Cause.RELOAD)
 
     def tidy(self, entry: Entry) -> None:
-        """Gives back what an entry holds for nobody. Does nothing while anything is in flight for it."""
-        if not entry.waiting:
-            for check in entry.checks.values():
-                self._desk.let_go(check)
-            entry.checks.clear()
-        if entry.claimed and entry.resident is None and not entry.holders:
-            self._arrivals.cancel(entry)
-        if entry.wanted or entry.in_flight:
-            return
-        if entry.dead and entry.resident is not None:
-            self._vram.evict(entry, Cause.RELOAD)
-        if not entry.claimed:
-            self._forget(entry)
+        self.shelf.tidy(entry)
 
-    def _forget(self, entry: Entry) -> None:
-        if self.entries.get(entry.key) is entry:
-            del self.entries[entry.key]
+    def _scrubbed(self, entry: Entry) -> None:
+        self.tidy(entry)
+        self.advance()
 
     def _attach(self, record: LeaseRecord, found: Sequence[Resolved]) -> None:
         """The lease knows its versions now."""
+        record.resolved = tuple(found)
         keys = [VersionKey(record.tenant, record.base, each.version_digest) for each in found]
+        for key, each in zip(keys, found, strict=True):
+            refusal = self._refusals.refusal(each, self.ledger.publisher(key, each))
+            if refusal is not None:
+                self.fail(record, (refusal,))
+                return
         try:
             record.components = normalise(zip(keys, (a.weight for a in record.asked), strict=True))
         except AdapterdError as failure:
             self.fail(record, failure.problems)
             return
-        chosen = {c.key: self.entries.setdefault(c.key, Entry(c.key)) for c in record.components}
+        chosen = {c.key: self.shelf.entry(c.key) for c in record.components}
         record.entries = tuple(chosen.values())
         pairs = zip(keys, found, strict=True)
         record.claims = tuple((chosen[key], each) for key, each in pairs if key in chosen)
@@ -169,7 +205,7 @@ class Stager:
                 self.found[None] += 1
             entry.waiting[record.seq] = record
         self.touch(record.entries)
-        self._try(record)
+        self.proceed(record)
 
     def _move(self, record: LeaseRecord, state: LeaseState) -> None:
         before, record.state = record.queued, state
@@ -177,7 +213,7 @@ class Stager:
 
     def _detach(self, record: LeaseRecord) -> None:
         self._lines.remove(record)
-        self._desk.let_go(record.lookup)
+        self.desk.let_go(record.lookup)
         self._let_go(record)
         for entry in record.entries:
             entry.waiting.pop(record.seq, None)
@@ -187,20 +223,21 @@ class Stager:
 
     def _let_go(self, record: LeaseRecord) -> None:
         """Of what the host holds for the lease, or is about to."""
-        self._desk.let_go(record.fetch)
+        self.desk.let_go(record.fetch)
         record.fetch, record.images = None, {}
 
     # From versions to room
 
-    def _try(self, record: LeaseRecord) -> None:
+    def proceed(self, record: LeaseRecord) -> None:
         """Does whatever can be done now for a lease that waits, but for room: that is handed out by `advance`."""
         if record.state is not LeaseState.WAITING:
             return
         problem = inadmissible(record, self._vram.budget, self._config.max_composition_rank)
+        problem = problem or too_much_kept(record, self.entries.values(), self._vram.budget)
         if problem is not None:
             self.fail(record, (problem,))
             return
-        if not self._verify_all(record):
+        if not self._claims.hold(record):
             return
         missing = record.missing
         if not missing:
@@ -210,43 +247,26 @@ class Stager:
         elif record.fetch is None:
             wanted = {entry: found for entry, found in record.claims if entry in missing}
             then = partial(self._fetched, record, list(wanted))
-            record.fetch = self._desk.fetch(list(wanted.values()), record, then)
-
-    def _verify_all(self, record: LeaseRecord) -> bool:
-        known = [self._verify(entry, resolved) for entry, resolved in record.claims]  # all of them are asked for
-        return all(known)
-
-    def _verify(self, entry: Entry, resolved: Resolved) -> bool:
-        """Whether the host has verified that claim by what is trusted now; if not, it is at it.
-
-        Equal claims share one request. After a change of trust even what is resident is verified again, once.
-        """
-        claim, now = claim_of(resolved), self._desk.trust_changes
-        known = entry.verified.get(claim)
-        if known is not None and known.trust_changes == now:
-            return True
-        check = entry.checks.get(claim)
-        if check is not None and not check.answered:
-            return False
-        self._desk.let_go(check)
-        then = partial(self._verified, entry, Verified(resolved, now))
-        entry.checks[claim] = self._desk.verify(resolved, entry.key.tenant, then)
-        return False
+            record.fetch = self.desk.fetch(list(wanted.values()), record, then)
 
     def _place(self, record: LeaseRecord) -> bool:
         """Whether the lease waits for room no longer: all that it misses has some now, or it is verified again."""
-        if not self._verify_all(record):
+        if not self._claims.hold(record):
             return True
         missing = record.missing
-        evicted = self._vram.make_room(record) if missing else []
+        brief = record.purpose.brief
+        gives_way = brief and len(self._lines) > 1  # others wait for room, too
+        evicted = [] if not missing else None if gives_way else self._vram.make_room(record)
         if evicted is None:
-            return False
+            if brief:
+                self.fail(record, (no_room_to_prefetch(record),))
+            return brief
         for entry in missing:
             self._vram.claim(entry)
         self._grant(record, missing)
         for entry in missing:
             for other in list(entry.waiting.values()):
-                self._try(other)
+                self.proceed(other)
         for entry in evicted:
             self.tidy(entry)
         return True
@@ -267,6 +287,7 @@ class Stager:
         for entry in record.entries:
             del entry.waiting[record.seq]
             entry.holders[record.seq] = record
+            entry.used = entry.used or not record.purpose.brief
         self._arrivals.bring(record, list(claimed))
         for entry in record.entries:
             self.tidy(entry)
@@ -277,9 +298,12 @@ class Stager:
             pairs = zip(record.entries, record.components, strict=True)
             record.residents = tuple((e.resident, c.weight) for e, c in pairs if e.resident is not None)
             record.state = LeaseState.READY
+            if record.purpose.brief:
+                self._ended.append(record)
             self._lock.notify_all()
 
     def arrived(self, entry: Entry) -> None:
+        self._vram.changes += 1
         for record in list(entry.holders.values()):
             self._settle(record)
         self.tidy(entry)
@@ -292,25 +316,10 @@ class Stager:
         record.lookup = None
         if isinstance(outcome, Failure):
             self.fail(record, outcome.problems)
-        else:
-            self._attach(record, outcome)
-
-    def _verified(self, entry: Entry, verified: Verified, ask: Ask, outcome: Facts | Failure) -> None:
-        """A claim that does not hold fails those who made it, and nobody else (I17)."""
-        claim = claim_of(verified.resolved)
-        if entry.checks.get(claim) is not ask:
             return
-        if isinstance(outcome, Failure):
-            del entry.checks[claim]
-            for record in list(entry.waiting.values()):
-                if any(e is entry and claim_of(r) == claim for e, r in record.claims):
-                    self.fail(record, outcome.problems)
-        else:
-            entry.verified[claim] = verified
-            entry.facts = entry.facts or outcome
-            for record in list(entry.waiting.values()):
-                self._try(record)
-        self.tidy(entry)
+        for asked, found in zip(record.asked, outcome, strict=True):
+            self.ledger.named(asked.ref, VersionKey(record.tenant, record.base, found.version_digest))
+        self._attach(record, outcome)
 
     def _fetched(self, record: LeaseRecord, entries: list[Entry], ask: Ask, outcome: Images | Failure) -> None:
         if record.fetch is not ask:
@@ -324,7 +333,10 @@ class Stager:
         for entry, image in record.images.items():
             self.found[image.origin] += entry in record.unseen
             record.unseen.discard(entry)
-        self._try(record)
+        if record.purpose is Purpose.TO_HOST:
+            self._ended.append(record)
+            return
+        self.proceed(record)
         self.advance()
         if record.images:  # no room, or somebody's turn comes first
             self._park(record)

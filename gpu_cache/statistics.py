@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from adapterd.gpu_cache.budgets import Budget
 from adapterd.gpu_cache.host.interface import HostUsage, Origin
 from adapterd.gpu_cache.lease_book import LeaseBook
-from adapterd.gpu_cache.records import Entry, LeaseState, Place
+from adapterd.gpu_cache.records import Cause, Entry, LeaseState, Place
 from adapterd.gpu_cache.stager import Stager
-from adapterd.gpu_cache.vram_tier import Cause, VramTier
+from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.identity import VersionKey
 
 
@@ -32,8 +32,10 @@ class CacheStatistics:
         loads: copies into VRAM, by where the bytes had been.
         load_seconds: of these, by `cold` (not in host memory) and `steady` (there), and by stage: `verify`, `pack`,
             `copy`.
+        copied_bytes: into VRAM, by these loads.
         evictions: from VRAM, by cause.
         steps_in_flight: tickets that are not ended.
+        pinned_adapters: versions that a pin or a route holds, or waits for.
     """
 
     vram_bytes: Mapping[str, int]
@@ -49,8 +51,10 @@ class CacheStatistics:
     origins: Mapping[Origin, int]
     loads: Mapping[Origin, int]
     load_seconds: Mapping[str, Mapping[str, float]]
+    copied_bytes: int
     evictions: Mapping[Cause, int]
     steps_in_flight: int
+    pinned_adapters: int = 0
 
 
 def snapshot(vram: VramTier, host: HostUsage, stager: Stager, book: LeaseBook, steps: int) -> CacheStatistics:
@@ -70,8 +74,10 @@ def snapshot(vram: VramTier, host: HostUsage, stager: Stager, book: LeaseBook, s
         origins=origins,
         loads={origin: stager.loads.origins[origin] for origin in Origin},
         load_seconds={kind: dict(stages) for kind, stages in stager.loads.seconds.items()},
+        copied_bytes=stager.loads.copied_bytes,
         evictions={cause: vram.evictions[cause] for cause in Cause},
         steps_in_flight=steps,
+        pinned_adapters=sum(entry.kept for entry in stager.entries.values()),
     )
 
 

@@ -107,5 +107,4 @@ class Turns:
             self._now = max(self._now, min(turn.place[0] for turn in self._turns.values()))
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._now}
         else:
-            self._now = max(self._ends.values(), default=self._now)
             self._ends.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.budgets import Budget
@@ -13,20 +12,11 @@ from adapterd.gpu_cache.device import Device
 from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
 from adapterd.gpu_cache.fences import OPEN, Fence, Readers
 from adapterd.gpu_cache.pages import Allotment, PagePool
-from adapterd.gpu_cache.records import Entry, LeaseRecord
+from adapterd.gpu_cache.records import Cause, Entry, LeaseRecord
 from adapterd.gpu_cache.slots import Resident, SlotTable
 
 if TYPE_CHECKING:
     import torch
-
-
-class Cause(StrEnum):
-    """Why an adapter left VRAM."""
-
-    ROOM = "room"  # for another one
-    RELOAD = "reload"
-    REVOKED = "revoked"
-    ASKED = "asked"
 
 
 class VramTier:
@@ -37,6 +27,7 @@ class VramTier:
         self.budget = Budget("vram", config.vram_pages, config.page_bytes, config.tenants, config.default_budget)
         self.slots = SlotTable(config.max_residents)
         self.evictions: Counter[Cause] = Counter()
+        self.changes = 0  # of the place of any adapter
         self._max_residents = config.max_residents
         self._claimed: dict[int, Entry] = {}
         self._pool = PagePool(config.vram_pages)
@@ -69,7 +60,8 @@ class VramTier:
         assert not entry.claimed
         self.budget.take(entry.key.tenant, entry.pages)
         self._claimed[id(entry)] = entry
-        entry.claimed = True
+        entry.claimed, entry.used = True, False
+        self.changes += 1
 
     def unclaim(self, entry: Entry) -> None:
         """The bytes will not come."""
@@ -105,6 +97,7 @@ class VramTier:
         self.budget.give_back(entry.key.tenant, entry.pages)
         del self._claimed[id(entry)]
         entry.claimed = False
+        self.changes += 1
 
     def _evicted(self, entry: Entry) -> Entry:
         self.evict(entry, Cause.ROOM)
@@ -112,5 +105,11 @@ class VramTier:
 
 
 def _evictable(entry: Entry, record: LeaseRecord) -> bool:
-    """Resident, nobody has a claim on it (I12), no step reads it, no lease that goes before `record` wants it."""
-    return entry.copied and not entry.holders and not entry.tickets and not entry.spared_for(record)
+    """Resident, nobody has a claim on it (I12), no step reads it, no lease that goes before `record` wants it.
+
+    A prefetch may take only what its own tenant had prefetched before, and what nobody has used since.
+    """
+    if record.purpose.brief and (entry.used or entry.key.tenant != record.tenant):
+        return False
+    free = entry.copied and not entry.dead and not entry.holders and not entry.tickets
+    return free and not entry.spared_for(record)

@@ -20,17 +20,16 @@ from adapterd.gpu_cache.daemon.messages import (
     AskStatus,
     AskUnpin,
     AskWatch,
-    BegunAnswer,
     DrainAnswer,
     EvictAnswer,
+    KeptAnswer,
     MetricsAnswer,
     Request,
     ResidencyAnswer,
     StatusAnswer,
     UnpinAnswer,
-    parse_answer,
-    request_line,
 )
+from adapterd.gpu_cache.daemon.wire import parse_answer, request_line
 from adapterd.gpu_cache.host.process.sockets import check_path, same_user
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.identity import Ref
@@ -49,7 +48,7 @@ class DaemonClient:
 
     Args:
         path: of the socket.
-        timeout: seconds for an answer; a `watch` has its own wait beside it.
+        timeout: seconds for an answer; what is waited for beside it has its own.
         ours: whether the process at the other end is to be believed; by default, one of our user.
         clock: seconds.
     """
@@ -81,13 +80,14 @@ class DaemonClient:
     def status(self) -> StatusAnswer:
         return self._ask(AskStatus(), StatusAnswer)
 
-    def prefetch(self, ref: Ref, to: Literal["vram", "host"] = "vram") -> BegunAnswer:
-        """Begins to bring it; `residency` says how far it is."""
-        return self._ask(AskPrefetch(ref=ref, to=to), BegunAnswer)
+    def prefetch(self, ref: Ref, to: Literal["vram", "host"] = "vram", wait_seconds: float = 0.0) -> KeptAnswer:
+        """Begins to bring it; waits so long for it to be there, and raises why it will not come."""
+        asked = AskPrefetch(ref=ref, to=to, wait_seconds=wait_seconds)
+        return self._ask(asked, KeptAnswer, wait_seconds)
 
-    def pin(self, ref: Ref) -> BegunAnswer:
-        """Brings it, and keeps it in VRAM."""
-        return self._ask(AskPin(ref=ref), BegunAnswer)
+    def pin(self, ref: Ref, wait_seconds: float = 0.0) -> KeptAnswer:
+        """As `prefetch`, and keeps it in VRAM."""
+        return self._ask(AskPin(ref=ref, wait_seconds=wait_seconds), KeptAnswer, wait_seconds)
 
     def unpin(self, ref: Ref) -> UnpinAnswer:
         return self._ask(AskUnpin(ref=ref), UnpinAnswer)

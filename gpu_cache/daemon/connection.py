@@ -7,7 +7,11 @@ import socket
 from collections.abc import Callable
 
 from adapterd.gpu_cache.daemon.desk import Desk, Waiting
-from adapterd.gpu_cache.daemon.messages import MAX_LINE_BYTES, Answer, answer_line, parse_request, refusal_line
+from adapterd.gpu_cache.daemon.messages import (
+    MAX_LINE_BYTES,
+    Answer,
+)
+from adapterd.gpu_cache.daemon.wire import answer_line, parse_request, refusal_line
 from adapterd.loader.errors import AdapterdError, Code, Problem, reject
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +48,7 @@ class Connection:
 
     @property
     def waits(self) -> bool:
-        """Whether it watches, and there was nothing to tell yet."""
+        """Whether it has asked for something that is not due yet."""
         return self._waiting is not None
 
     @property
@@ -101,10 +105,9 @@ class Connection:
         self._answer(line)
 
     def look(self) -> None:
-        """The answer to what it watches, if it is due."""
-        if self._waiting is not None and (answer := self._desk.news(self._waiting)) is not None:
-            self._waiting = None
-            self._say(answer_line(answer))
+        """Says what it waits for, if that is due."""
+        if (waiting := self._waiting) is not None:
+            self._tell(self._outcome(lambda: self._desk.due(waiting) or waiting))
 
     def flush(self) -> None:
         """Sends what goes without waiting. Raises OSError."""
@@ -133,10 +136,13 @@ class Connection:
             self._say(refusal_line(mistake.problems))
             return
         self._mistakes = 0
-        outcome = self._outcome(lambda: self._desk.answer(request))
+        self._tell(self._outcome(lambda: self._desk.answer(request)))
+
+    def _tell(self, outcome: bytes | Waiting) -> None:
         if isinstance(outcome, Waiting):
             self._waiting = outcome
         else:
+            self._waiting = None
             self._say(outcome)
 
     @staticmethod

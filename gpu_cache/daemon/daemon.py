@@ -84,3 +84,4 @@ class Daemon:
 
     def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _tb: TracebackType | None) -> None:
         self._stack.close()
+        self._http = None

@@ -19,24 +19,35 @@ from adapterd.gpu_cache.daemon.messages import (
     AskStatus,
     AskUnpin,
     AskWatch,
-    BegunAnswer,
     DrainAnswer,
     EvictAnswer,
+    KeptAnswer,
     MetricsAnswer,
     Request,
     UnpinAnswer,
 )
 from adapterd.gpu_cache.daemon.metrics import text_of
-from adapterd.gpu_cache.daemon.served import Served
+from adapterd.gpu_cache.daemon.served import Kept, Served
 from adapterd.gpu_cache.daemon.summary import status_of
+from adapterd.loader.errors import error_from
+
+WHOLE_LOOK_SECONDS = 10.0
+"""How old what is known may be where no tier has changed: a list of all rows keeps the cache's lock for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A `watch` whose answer is due at `until` (seconds of the clock), or when there are news."""
+    """An answer that is not due yet.
 
-    cursor: Cursor
+    Attributes:
+        until: when it is, at the latest; seconds of the clock.
+        come: the answer if there is one by now. Raises AdapterdError.
+        late: the answer when the time is up.
+    """
+
     until: float
+    come: Callable[[], Answer | None]
+    late: Callable[[], Answer]
 
 
 class Desk:
@@ -53,6 +64,8 @@ class Desk:
         self, cache: Served, feed: ResidencyFeed, registry: CollectorRegistry, clock: Callable[[], float]
     ) -> None:
         self._cache, self._feed, self._registry, self._clock = cache, feed, registry, clock
+        self._version: int | None = None  # of the residency that the feed knows
+        self._looked = clock()
 
     def answer(self, request: Request) -> Answer | Waiting:
         """Raises AdapterdError."""
@@ -63,39 +76,59 @@ class Desk:
             case AskMetrics():
                 return MetricsAnswer(text=text_of(self._registry))
             case AskResidency():
-                self.look()
+                self.peek()
                 return self._feed.since(Cursor(request.feed, request.since))
             case AskWatch():
-                self.look()
-                waiting = Waiting(Cursor(request.feed, request.since), self._clock() + request.wait_seconds)
-                return self.news(waiting) or waiting
+                self.peek()
+                return self._watched(Cursor(request.feed, request.since), request.wait_seconds)
             case AskDrain():
+                self._version = None
                 self._cache.drain(request.on)
-                return DrainAnswer(draining=self._cache.draining)
+                return DrainAnswer(draining=self._cache.draining, drained=self._cache.drained)
             case AskPrefetch() | AskPin() | AskUnpin() | AskEvict():
                 return self._about(request)
 
-    def look(self) -> None:
-        """Takes over where everything is."""
+    def peek(self) -> None:
+        """Takes over where everything is, if a tier has changed, if a request was about it, or once in a while."""
         self._cache.pump()
-        self._feed.take(self._cache.residency())
+        version, now = self._cache.residency_version, self._clock()
+        if version != self._version or now - self._looked >= WHOLE_LOOK_SECONDS:
+            self._feed.take(self._cache.residency())
+            self._version, self._looked = version, now
 
-    def news(self, waiting: Waiting) -> Answer | None:
-        """The answer to a `watch` if it is due, as of the last look."""
-        if self._feed.news(waiting.cursor) or self._clock() >= waiting.until:
-            return self._feed.since(waiting.cursor)
-        return None
+    def due(self, waiting: Waiting) -> Answer | None:
+        """The answer if it is due, as of the last `peek`. Raises AdapterdError."""
+        return waiting.come() or (waiting.late() if self._clock() >= waiting.until else None)
 
-    def _about(self, request: AskPrefetch | AskPin | AskUnpin | AskEvict) -> Answer:
-        ref, tenant = str(request.ref), request.ref.tenant
+    def _about(self, request: AskPrefetch | AskPin | AskUnpin | AskEvict) -> Answer | Waiting:
+        cache, ref, tenant = self._cache, str(request.ref), request.ref.tenant
+        self._version = None
         match request:
             case AskPrefetch():
-                self._cache.prefetch(ref, tenant=tenant, to=request.to)
-                return BegunAnswer(ref=request.ref)
+                return self._kept(cache.prefetch(ref, tenant=tenant, to=request.to), request)
             case AskPin():
-                self._cache.pin(ref, tenant=tenant)
-                return BegunAnswer(ref=request.ref)
+                return self._kept(cache.pin(ref, tenant=tenant), request)
             case AskUnpin():
-                return UnpinAnswer(ref=request.ref, was_pinned=self._cache.unpin(ref, tenant=tenant))
+                return UnpinAnswer(ref=request.ref, was_pinned=cache.unpin(ref, tenant=tenant))
             case AskEvict():
-                return EvictAnswer(ref=request.ref, freed_bytes=self._cache.evict(ref, tenant=tenant))
+                return EvictAnswer(ref=request.ref, freed_bytes=cache.evict(ref, tenant=tenant))
+
+    def _kept(self, kept: Kept, request: AskPrefetch | AskPin) -> Answer | Waiting:
+        def come() -> Answer | None:
+            if kept.problems:
+                raise error_from(kept.problems)
+            return KeptAnswer(ref=request.ref, ready=True) if kept.ready else None
+
+        return self._in_time(request.wait_seconds, come, lambda: KeptAnswer(ref=request.ref, ready=False))
+
+    def _watched(self, cursor: Cursor, seconds: float) -> Answer | Waiting:
+        def come() -> Answer | None:
+            return self._feed.since(cursor) if self._feed.news(cursor) else None
+
+        return self._in_time(seconds, come, lambda: self._feed.since(cursor))
+
+    def _in_time(
+        self, seconds: float, come: Callable[[], Answer | None], late: Callable[[], Answer]
+    ) -> Answer | Waiting:
+        waiting = Waiting(self._clock() + seconds, come, late)
+        return self.due(waiting) or waiting

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from adapterd.gpu_cache.records import LeaseState, Place
-from adapterd.loader.errors import Code, Failed, Problem, error, error_from, reject
 from adapterd.loader.identity import Ref
 
 PROTOCOL: Literal[1] = 1
 MAX_LINE_BYTES = 8 << 10
 """Of a request. The longest has a REF of 267 characters."""
 MAX_WAIT_SECONDS = 60.0
-"""Of a `watch`; longer ones are asked for again."""
+"""For one answer; whoever wants to wait longer asks again."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Nothing beside its fields, and each of its very type."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -31,13 +32,14 @@ def _ref(value: object) -> Ref:
 
 
 RefField = Annotated[Ref, PlainValidator(_ref), PlainSerializer(str, return_type=str)]
+Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS)]
 Counted = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 
 
 # --- a client says
 
 
-class _Request(_Strict):
+class _Request(Strict):
     protocol: Literal[1] = PROTOCOL
 
 
@@ -46,14 +48,20 @@ class AskStatus(_Request):
 
 
 class AskPrefetch(_Request):
+    """The answer comes when it is there or will not come, or when the time is up."""
+
     request: Literal["prefetch"] = "prefetch"
     ref: RefField
     to: Literal["vram", "host"] = "vram"
+    wait_seconds: Wait = 0.0
 
 
 class AskPin(_Request):
+    """As prefetch."""
+
     request: Literal["pin"] = "pin"
     ref: RefField
+    wait_seconds: Wait = 0.0
 
 
 class AskUnpin(_Request):
@@ -89,38 +97,42 @@ class AskWatch(_Request):
     request: Literal["watch"] = "watch"
     feed: str | None = Field(default=None, max_length=64)
     since: Counted | None = None
-    wait_seconds: float = Field(default=30.0, ge=0, le=MAX_WAIT_SECONDS)
+    wait_seconds: Wait = 30.0
 
 
 Request = (
     AskStatus | AskPrefetch | AskPin | AskUnpin | AskEvict | AskDrain | AskMetrics | AskResidency | AskWatch
 )  # fmt: skip
 
-_REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="request")])
-
 
 # --- the daemon says
 
 
-class _Answer(_Strict):
+class _Answer(Strict):
     protocol: Literal[1] = PROTOCOL
     ok: Literal[True] = True
 
 
-class Located(_Strict):
-    """Where one version is. `digest` is bare lower hex, `bytes` are whole pages of its packed form."""
+class Named(Strict):
+    """Which version. `digest` is bare lower hex."""
 
     tenant: str
     digest: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.tenant}@sha256:{self.digest}"
+
+
+class Located(Named):
+    """Where one version is. `bytes` are whole pages of its packed form."""
+
     adapters: tuple[str, ...]
     tier: Place
     bytes: Counted
     rank: Counted
     generation: Counted | None
     pinned: bool
-
-    def __str__(self) -> str:
-        return f"{self.tenant}@sha256:{self.digest}"
 
 
 class Held(Located):
@@ -130,14 +142,11 @@ class Held(Located):
     priority: int
 
 
-class Gone(_Strict):
+class Gone(Named):
     """A version whose bytes are in no memory of this worker any more."""
 
-    tenant: str
-    digest: str
 
-
-class TenantUse(_Strict):
+class TenantUse(Strict):
     """One tenant's bytes in VRAM by state, and in host memory.
 
     Attributes:
@@ -158,7 +167,7 @@ class TenantUse(_Strict):
     host: Counted
 
 
-class Memory(_Strict):
+class Memory(Strict):
     """Bytes."""
 
     total: Counted
@@ -169,6 +178,7 @@ class StatusAnswer(_Answer):
     base_id: str
     base_revision: str
     draining: bool
+    drained: bool
     vram: Memory
     host: Memory
     tenants: tuple[TenantUse, ...]
@@ -181,10 +191,11 @@ class StatusAnswer(_Answer):
     steps_in_flight: Counted
 
 
-class BegunAnswer(_Answer):
-    """The work has begun; `residency` says how far it is."""
+class KeptAnswer(_Answer):
+    """Whether it is there. If not it is on its way still; the end of a wait stops nothing."""
 
     ref: RefField
+    ready: bool
 
 
 class UnpinAnswer(_Answer):
@@ -198,7 +209,10 @@ class EvictAnswer(_Answer):
 
 
 class DrainAnswer(_Answer):
+    """Whether new leases are refused, and whether nothing is left of the old ones."""
+
     draining: bool
+    drained: bool
 
 
 class MetricsAnswer(_Answer):
@@ -225,78 +239,8 @@ class ResidencyAnswer(_Answer):
 
 
 Answer = (
-    StatusAnswer | BegunAnswer | UnpinAnswer | EvictAnswer | DrainAnswer | MetricsAnswer | ResidencyAnswer
+    StatusAnswer | KeptAnswer | UnpinAnswer | EvictAnswer | DrainAnswer | MetricsAnswer | ResidencyAnswer
 )  # fmt: skip
 
 
-class _ProblemFields(_Strict):
-    code: str
-    severity: Literal["reject", "warn"]
-    where: str
-    message: str
-    hint: str
-
-    def as_problem(self) -> Problem:
-        """Raises ValueError on a code that is not known here."""
-        return Problem(Code(self.code), self.severity, self.where, self.message, self.hint)
-
-
-class _Refusal(_Strict):
-    protocol: Literal[1] = PROTOCOL
-    ok: Literal[False] = False
-    problems: tuple[_ProblemFields, ...] = Field(min_length=1)
-
-
-class _Reply(BaseModel):
-    """Only what tells the two kinds of answer apart."""
-
-    protocol: Literal[1]
-    ok: bool
-
-
 A = TypeVar("A", bound=_Answer)
-
-# --- lines
-
-
-def request_line(request: Request) -> bytes:
-    return request.model_dump_json().encode() + b"\n"
-
-
-def parse_request(line: bytes) -> Request:
-    """Raises Failed (REQUEST_INVALID, REF_INVALID), every mistake a problem. No value is repeated."""
-    try:
-        return _REQUESTS.validate_json(line)
-    except ValidationError as e:
-        problems = [
-            reject(Code.REQUEST_INVALID, ".".join(map(str, mistake["loc"])) or "request", mistake["msg"])
-            for mistake in e.errors(include_input=False, include_context=False, include_url=False)
-        ]
-        raise Failed(*problems) from None
-
-
-def answer_line(answer: Answer) -> bytes:
-    return answer.model_dump_json().encode() + b"\n"
-
-
-def refusal_line(problems: tuple[Problem, ...]) -> bytes:
-    told = tuple(_ProblemFields(**problem.as_json()) for problem in problems)  # type: ignore[arg-type]
-    return _Refusal(problems=told).model_dump_json().encode() + b"\n"
-
-
-def parse_answer(line: bytes, kind: type[A]) -> A:
-    """What the daemon said, if it is a `kind`.
-
-    Raises:
-        AdapterdError: what the daemon refused.
-        Unavailable: SERVER_ERROR if these are not words of this protocol.
-    """
-    try:
-        if _Reply.model_validate_json(line).ok:
-            return kind.model_validate_json(line)
-        problems = [told.as_problem() for told in _Refusal.model_validate_json(line).problems]
-    except ValueError:
-        raise error(
-            Code.SERVER_ERROR, "daemon", "its answer is not understood", "Use an adapterctl of the worker's version."
-        ) from None
-    raise error_from(problems)

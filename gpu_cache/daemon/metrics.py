@@ -65,6 +65,7 @@ def _loading(now: CacheStatistics) -> Iterator[Metric]:
         for stage, total in sorted(stages.items()):
             seconds.add_metric((temperature, stage), counts[temperature], total)
     yield seconds
+    yield CounterMetricFamily(PREFIX + "copied_bytes", "Bytes that loads have copied into VRAM.", now.copied_bytes)
     yield _counters("evictions", "Adapters that left VRAM.", "cause", now.evictions.items())
 
 
@@ -103,6 +104,8 @@ def _working(now: CacheStatistics, *, draining: bool) -> Iterator[Metric]:
     leaked = "Leases that were dropped without a release, and found."
     yield CounterMetricFamily(PREFIX + "leaked_leases", leaked, now.leaked_leases)
     yield GaugeMetricFamily(PREFIX + "steps_in_flight", "Steps that have not ended.", now.steps_in_flight)
+    pinned = "Versions that a pin or a route is on."
+    yield GaugeMetricFamily(PREFIX + "pinned_adapters", pinned, now.pinned_adapters)
     yield GaugeMetricFamily(PREFIX + "draining", "1 while new leases are refused.", int(draining))
 
 

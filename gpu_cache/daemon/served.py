@@ -10,7 +10,9 @@ from adapterd.gpu_cache.records import Place
 from adapterd.gpu_cache.statistics import CacheStatistics
 
 if TYPE_CHECKING:
+    from adapterd.gpu_cache.cache import AdapterCache
     from adapterd.loader.base_model import BaseSpec
+    from adapterd.loader.errors import Problem
 
 Tier = Literal["vram", "host"]
 
@@ -52,6 +54,20 @@ class ResidenceRow(Protocol):
     def priority(self) -> int: ...
 
 
+class Kept(Protocol):
+    """Something that is being brought. Letting go of it changes nothing.
+
+    Attributes:
+        ready: whether it is there, as of the last `pump`.
+        problems: why it will not come; empty while it may.
+    """
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def problems(self) -> tuple[Problem, ...]: ...
+
+
 class Served(Protocol):
     """A cache, as the daemon sees it. Thread-safe. What a call refuses is raised as an AdapterdError."""
 
@@ -61,6 +77,15 @@ class Served(Protocol):
     def config(self) -> CacheConfig: ...
     @property
     def draining(self) -> bool: ...
+    @property
+    def drained(self) -> bool:
+        """It is draining, and nothing is left."""
+        ...
+
+    @property
+    def residency_version(self) -> int:
+        """As long as it stays, no version's tier has changed."""
+        ...
 
     def pump(self) -> None:
         """Notices what has completed. Nobody else may do it while the worker is idle."""
@@ -70,12 +95,12 @@ class Served(Protocol):
 
     def residency(self) -> Sequence[ResidenceRow]: ...
 
-    def prefetch(self, ref: str, *, tenant: str, to: Tier = "vram") -> object:
-        """Begins to bring it. What goes wrong later fails nothing but the prefetch."""
+    def prefetch(self, ref: str, *, tenant: str, to: Tier = "vram") -> Kept:
+        """Begins to bring it."""
         ...
 
-    def pin(self, ref: str, *, tenant: str) -> object:
-        """Brings it, and keeps it in VRAM until `unpin`."""
+    def pin(self, ref: str, *, tenant: str) -> Kept:
+        """Begins to bring it, and keeps it in VRAM until `unpin`."""
         ...
 
     def unpin(self, ref: str, *, tenant: str) -> bool:
@@ -83,9 +108,16 @@ class Served(Protocol):
         ...
 
     def evict(self, ref: str, *, tenant: str) -> int:
-        """Bytes that became free. ADAPTER_IN_USE while it is leased or pinned."""
+        """Bytes that became free, in VRAM and in host memory. ADAPTER_IN_USE while it is leased or pinned."""
         ...
 
     def drain(self, on: bool) -> None:
-        """While on, new leases are refused; those that are there go on."""
+        """While on, new leases are refused; those that are there go on. Pins are let go of."""
         ...
+
+
+if TYPE_CHECKING:
+
+    def _served(cache: AdapterCache) -> Served:
+        """For the type checker: the real cache is one."""
+        return cache

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from adapterd.gpu_cache.daemon.connection import Connection
 from adapterd.gpu_cache.daemon.desk import Desk
-from adapterd.gpu_cache.daemon.messages import refusal_line
 from adapterd.gpu_cache.daemon.pace import Pace
+from adapterd.gpu_cache.daemon.wire import refusal_line
 from adapterd.gpu_cache.host.process.wakeup import Wakeup
 from adapterd.loader.errors import Code, reject
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 MAX_CLIENTS = 64
 ACCEPTS_A_TURN = 64
 LOOK_SECONDS = 0.25
-"""How often the residency is looked at while somebody watches."""
+"""How often the cache is looked at while somebody waits for something to happen."""
 TICK_SECONDS = 1.0
 """How often clients that are stuck are looked for."""
 
@@ -126,15 +126,15 @@ class DaemonServer:
             self._drop(client, str(e))
 
     def _look(self) -> None:
-        """For those who watch; no oftener than they were promised, whoever asks what meanwhile."""
-        watching = [client for client in self._clients.values() if client.waits]
-        if watching and self._clock() - self._looked >= LOOK_SECONDS:
+        """For those who wait; no oftener than they were promised, whoever asks what meanwhile."""
+        waiting = [client for client in self._clients.values() if client.waits]
+        if waiting and self._clock() - self._looked >= LOOK_SECONDS:
             self._looked = self._clock()
             try:
-                self._desk.look()
+                self._desk.peek()
             except Exception:  # noqa: BLE001 - our own bug; the daemon goes on
                 _LOG.exception("a look at the residency failed")
-        for client in watching:
+        for client in waiting:
             client.look()
 
     def _serve(self) -> None:

@@ -20,6 +20,7 @@ def status_of(cache: Served) -> StatusAnswer:
         base_id=base.id,
         base_revision=base.revision,
         draining=cache.draining,
+        drained=cache.drained,
         vram=Memory(total=now.vram_free_bytes + sum(now.vram_bytes.values()), free=now.vram_free_bytes),
         host=Memory(total=now.host_free_bytes + sum(now.host_bytes.values()), free=now.host_free_bytes),
         tenants=tenants_of(cache.config, now, rows),

@@ -112,7 +112,7 @@ class HostCache:
     def verify(self, resolved: Resolved, tenant: str, settle: Settle[Facts], *, serving: Serving | None = None) -> int:
         with self._lock:
             entry = self._entry(resolved, tenant, serving or self._serving)
-            request = Verifying(self._next(), tenant, settle, entry)
+            request = Verifying(self._next(), tenant, settle, entry, resolved)
             if self._admit(request, resolved):
                 entry.users[request.number] = request
                 if self._verifier.ask(entry, resolved, request):
@@ -179,7 +179,8 @@ class HostCache:
         if isinstance(request, Verifying):
             prepared = request.entry.prepared
             assert prepared is not None
-            self._answers.add(request, Facts(prepared.manifest, prepared.layout))
+            publisher = request.entry.verified[claim_of(request.wanted)].publisher
+            self._answers.add(request, Facts(prepared.manifest, prepared.layout, publisher))
             return
         request.unverified -= 1
         if not request.unverified:

@@ -55,10 +55,14 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a version once it is verified and on the local disk: enough to admit it, no bytes yet."""
+    """What is known of a version once it is verified and on the local disk: enough to admit it, no bytes yet.
+
+    `publisher` is the key id of who signed it, as claimed and verified; None if nobody did.
+    """
 
     manifest: Manifest
     layout: Layout
+    publisher: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ class Prepared(Protocol):
     @property
     def layout(self) -> Layout: ...
 
+    @property
+    def publisher(self) -> str | None:
+        """Key id of who signed it; None if nobody did."""
+        ...
+
     def fill(self, out: Memory) -> Fill:
         """Writes the packed form: all `layout.nbytes` bytes of `out`.
 
@@ -134,6 +139,11 @@ class StoredImage:
     @property
     def manifest(self) -> Manifest:
         return self.stored.manifest
+
+    @property
+    def publisher(self) -> str | None:
+        signature = self.stored.checked.signature
+        return None if signature is None else signature.key_id
 
     def fill(self, out: Memory) -> Fill:
         """A copy on disk that does not hold, or is not there any more, is looked at by the next load."""

@@ -50,7 +50,7 @@ class Packer:
 
     def line_up(self, request: Fetching) -> None:
         """All its versions are verified: from now on it waits for memory, if it needs any."""
-        pages = sum(entry.size for entry in set(request.entries))
+        pages = sum(entry.size for entry in dict.fromkeys(request.entries))
         ceiling = self._tier.budget.ceiling(request.tenant)
         if pages > ceiling:
             self._owner.refused(request, _too_large(request, pages, ceiling, self._tier.budget.page_bytes))
@@ -70,7 +70,7 @@ class Packer:
         self._lines.serve(self._attempt)
 
     def _attempt(self, request: Fetching) -> bool:
-        wanted = set(request.entries)
+        wanted = dict.fromkeys(request.entries)  # in a fixed order
         new = [entry for entry in wanted if entry.pages is None]
         dropped = self._tier.make_room(request.tenant, sum(entry.size for entry in new), wanted)
         if dropped is None:

@@ -47,6 +47,7 @@ class Resolving(Request):
 @dataclass(eq=False, slots=True)
 class Verifying(Request):
     entry: HostEntry
+    wanted: Resolved
 
 
 @dataclass(eq=False, slots=True)
@@ -97,10 +98,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A claim that the loader found to hold, when trust had changed `trust_changes` times."""
+    """A claim that the loader found to hold, when trust had changed `trust_changes` times; who signed it."""
 
     resolved: Resolved
     trust_changes: int
+    publisher: str | None = None
 
 
 EntryKey = tuple[VersionKey, Dtypes]

@@ -70,7 +70,7 @@ class Verifier:
         claim = claim_of(check.resolved)
         del entry.checks[claim]
         if not isinstance(outcome, Failure):
-            entry.verified[claim] = Verified(check.resolved, before)
+            entry.verified[claim] = Verified(check.resolved, before, outcome[0].publisher)
             if entry.prepared is None:
                 entry.prepared, entry.verify_seconds = outcome
         in_vain = isinstance(outcome, Failure) and outcome.cancelled and check.given_up

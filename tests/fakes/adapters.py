@@ -47,6 +47,7 @@ class Published:
     resolved: Resolved
     pages: int
     rank: int = 4
+    publisher: str | None = None
 
     @property
     def digest(self) -> str:
@@ -75,6 +76,10 @@ class TaggedImage:
     @property
     def manifest(self) -> Manifest:
         return self.version.manifest
+
+    @property
+    def publisher(self) -> str | None:
+        return self.version.publisher
 
     @property
     def layout(self) -> Layout:
@@ -112,17 +117,29 @@ class MemoryLoader:
         self._on_disk: set[tuple[str, str]] = set()
 
     def publish(
-        self, name: str, pages: int = 1, *, rank: int = 4, digest: str = "", alias: str = "default"
+        self,
+        name: str,
+        pages: int = 1,
+        *,
+        rank: int = 4,
+        digest: str = "",
+        alias: str = "default",
+        publisher: str | None = None,
     ) -> Published:
         """A new version of `tenant/name`, to which `alias` points from now on."""
         ref = Ref.parse(name)
         number = self._numbers[ref.tenant, ref.name] = self._numbers.get((ref.tenant, ref.name), 0) + 1
         digest = digest or sha256(f"{name} {number}".encode()).hexdigest()
         resolved = Resolved(replace(ref, digest=digest), ref.tenant, ref.name, digest, number, self.base.pin)
-        version = Published(resolved, pages, rank)
+        version = Published(resolved, pages, rank, publisher)
         self._versions[f"{ref.tenant}/{ref.name}", digest] = version
         self._aliases[ref.tenant, ref.name, alias] = digest
         return version
+
+    def move(self, version: Published, alias: str = "default") -> None:
+        """The alias points to that version from now on."""
+        resolved = version.resolved
+        self._aliases[resolved.tenant, resolved.adapter, alias] = version.digest
 
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         self._note("resolve", f"{ref.tenant}/{ref.name}")

@@ -12,21 +12,23 @@ from typing import Any, Self
 from adapterd.gpu_cache.daemon.desk import Desk
 from adapterd.gpu_cache.daemon.feed import ResidencyFeed
 from adapterd.gpu_cache.daemon.metrics import registry_of
+from adapterd.gpu_cache.daemon.served import Served
 from adapterd.gpu_cache.daemon.server import DaemonServer
 from adapterd.gpu_cache.host.process.sockets import Listener, same_user
 
 from .served import FakeServed
 
-FEED = "feed"
+FEED = "feed-of-a-test"
 
 
 class DaemonWorld:
-    """A server over a fake cache, and sockets to it."""
+    """A server over a fake cache, or over the one that is `serving`, and sockets to it."""
 
     def __init__(
         self,
         folder: Path,
         *,
+        serving: Served | None = None,
         allowed: Callable[[socket.socket], bool] = same_user,
         listening: Callable[[socket.socket], Any] = lambda listening: listening,
     ) -> None:
@@ -34,7 +36,8 @@ class DaemonWorld:
         self.cache = FakeServed()
         self.path = folder / "s"
         self._listener = Listener(self.path, "daemon")
-        desk = Desk(self.cache, ResidencyFeed(FEED), registry_of(self.cache), self._clock)
+        served = serving or self.cache
+        desk = Desk(served, ResidencyFeed(FEED), registry_of(served), self._clock)
         listener = listening(self._listener.socket)
         self.server = DaemonServer(listener, desk, allowed=allowed, clock=self._clock)
         self._sockets: list[socket.socket] = []

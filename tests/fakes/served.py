@@ -9,8 +9,8 @@ from typing import Literal
 
 from adapterd.gpu_cache import CacheConfig, CacheStatistics, LeaseState, Place, TenantBudget
 from adapterd.gpu_cache.host.interface import Origin
-from adapterd.gpu_cache.vram_tier import Cause
-from adapterd.loader.errors import Code, error
+from adapterd.gpu_cache.records import Cause
+from adapterd.loader.errors import Code, Problem, error
 from adapterd.loader.identity import Ref, sha256_hex
 
 from .adapters import make_base
@@ -38,8 +38,16 @@ def row(tenant: str, name: str, **fields: object) -> Row:
     return replace(Row(tenant, sha256_hex(name.encode()), (name,)), **fields)  # type: ignore[arg-type]
 
 
+@dataclass(slots=True)
+class FakeKept:
+    """As of `served.Kept`."""
+
+    ready: bool = False
+    problems: tuple[Problem, ...] = ()
+
+
 class FakeServed:
-    """A `Served`. Knows the adapter `known`; everything else is NOT_FOUND.
+    """A `Served`. What is called `known` is there at once, `slow` when the test sets `kept`, nothing else ever.
 
     `calls` lists what it was asked for; with `broken` set, every look at it fails with that.
     """
@@ -53,7 +61,25 @@ class FakeServed:
         self.threads: set[str] = set()
         self.broken: Exception | None = None
         self.draining = False
+        self.kept = FakeKept()
+        self._tiers: dict[tuple[str, str], Place] = {}
+        self._changes = 0
         self.loads = {Origin.HOST: 2, Origin.SOURCE: 1}
+
+    @property
+    def drained(self) -> bool:
+        return self.draining and not any(r.leases for r in self.rows)
+
+    @property
+    def residency_version(self) -> int:
+        """Grows when a row's tier changes."""
+        if self.broken is not None:
+            raise self.broken
+        tiers = {(r.tenant, r.digest): r.tier for r in self.rows}
+        if tiers != self._tiers:
+            self._tiers = tiers
+            self._changes += 1
+        return self._changes
 
     def pump(self) -> None:
         self._note("pump")
@@ -78,8 +104,10 @@ class FakeServed:
             origins={origin: self.loads.get(origin, 0) for origin in Origin},
             loads={origin: self.loads.get(origin, 0) for origin in Origin},
             load_seconds={"cold": {"verify": 0.5, "copy": 0.25}, "steady": {"copy": 0.125}},
+            copied_bytes=3 * PAGE,
             evictions={cause: 4 if cause is Cause.ROOM else 0 for cause in Cause},
             steps_in_flight=1,
+            pinned_adapters=sum(r.pinned for r in self.rows),
         )
 
     def residency(self) -> Sequence[Row]:
@@ -88,11 +116,11 @@ class FakeServed:
             raise self.broken
         return self.rows
 
-    def prefetch(self, ref: str, *, tenant: str, to: Literal["vram", "host"] = "vram") -> None:
-        self._ask(f"prefetch {ref} {to}", ref, tenant)
+    def prefetch(self, ref: str, *, tenant: str, to: Literal["vram", "host"] = "vram") -> FakeKept:
+        return self._keep(f"prefetch {ref} {to}", ref, tenant)
 
-    def pin(self, ref: str, *, tenant: str) -> None:
-        self._ask(f"pin {ref}", ref, tenant)
+    def pin(self, ref: str, *, tenant: str) -> FakeKept:
+        return self._keep(f"pin {ref}", ref, tenant)
 
     def unpin(self, ref: str, *, tenant: str) -> bool:
         self._ask(f"unpin {ref}", ref, tenant)
@@ -112,6 +140,14 @@ class FakeServed:
         assert asked.tenant == tenant
         if asked.name != "known":
             raise error(Code.NOT_FOUND, ref, "there is no such adapter")
+
+    def _keep(self, call: str, ref: str, tenant: str) -> FakeKept:
+        if Ref.parse(ref).name == "slow":
+            self._note(call)
+        else:
+            self._ask(call, ref, tenant)
+        self.kept = FakeKept(Ref.parse(ref).name == "known")
+        return self.kept
 
     def _note(self, call: str) -> None:
         self.calls.append(call)

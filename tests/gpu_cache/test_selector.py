@@ -111,11 +111,11 @@ def test_a_load_that_failed_gives_its_slot_back_and_is_tried_again_if_still_want
 
 
 def test_what_can_never_run_is_refused_and_nothing_is_loaded_for_it() -> None:
-    loop = engine(a=30, b=20, c=20, big=21)
+    loop = engine(a=20, b=20, c=20, big=21)
     loop.waiting = [
         row("kv", kv_blocks=9),
         row("rows", rows=17),
-        row("sum", "a", "b"),
+        row("sum", "a", "b", "c"),
         row("load", "big"),
         row("fine", "c", arrived=1),
     ]
@@ -202,6 +202,26 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
         while f"blue-{number}" not in loop.started_at:
             loop.step()
         assert loop.started_at[f"blue-{number}"] - arrived <= 4  # the end of what runs
+
+
+def test_a_due_composition_keeps_its_parts_before_anybody_behind_it_keeps_anything() -> None:
+    loop = engine(patience=0, a=20, b=20, c=20)
+    loop.waiting = [row("first", kv_blocks=8, steps=3)]
+    loop.step()
+    loop.resident = {("acme", "a"): 0, ("acme", "c"): 0}
+    loop.waiting = [row("both", "a", "b"), row("behind", "c", arrived=1)]
+    chosen = loop.step()
+    assert (chosen.loads, chosen.held) == ((("acme", "b"),), {("acme", "a"), ("acme", "b")})
+
+
+def test_a_smaller_load_does_not_slip_past_a_due_one_that_is_short_of_bytes_in_flight() -> None:
+    loop = engine(patience=0, load_steps=3, a=10, b=20, c=10)
+    loop.waiting = [row("1", "a")]
+    loop.step()
+    loop.waiting += [row("2", "b", arrived=1), row("3", "c", arrived=2)]
+    assert loop.step().loads == ()
+    loop.step()
+    assert loop.step().loads == (("acme", "b"),)
 
 
 @st.composite

@@ -55,7 +55,7 @@ class OpenStep:
 class CacheMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1 << 16), keep_host=st.booleans(), early=st.sampled_from([False, False, True]))
     def open(self, seed: int, keep_host: bool, early: bool) -> None:
-        """With early marks the slab keeps everything, and no base is reloaded: its pages have no guard but the marks."""
+        """With early marks the slab keeps all and no base is reloaded: its pages have no guard but the marks."""
         self.world = World(
             vram=VRAM,
             host=10 * HOST if early else HOST,

@@ -213,7 +213,7 @@ def _live(mutant: Mutant | None, items: list[pytest.Item], pipe: int) -> None:
             install(mutant)
         _run(items, pipe)
         status = 0
-    except BaseException as broken:
+    except BaseException as broken:  # noqa: BLE001 - whatever it is, the parent is told
         os.write(pipe, f"failed {type(broken).__name__}: {broken}".splitlines()[0].encode() + b"\n")
     finally:
         os._exit(status)

@@ -37,7 +37,7 @@ BOOKS = {"records", "fences", "slots", "pages", "tickets", "leases", "lease_book
 """Whoever keeps or imports one of these keeps the cache's books."""
 ONLY_TOLD = {"Place", "LeaseState", "Lease", "Resident", "StepTicket"}
 """What these modules tell everybody: who imports no more reads reports, and keeps no books."""
-CURRENCY = re.compile(r"generation|trust_changes|^_?dead$|^joined$|^current$|^revoked$")
+CURRENCY = re.compile(r"generation|trust_changes|^_?dead$|^joined$|^revoked$")
 TAKES = {
     "add", "append", "clear", "discard", "drop", "evict", "extend", "forget", "give_back", "note", "pop", "popleft",
     "release", "remove", "revoke", "setdefault", "take", "update", "pin", "unpin", "cancel",
@@ -184,7 +184,7 @@ class _Finder(ast.NodeVisitor):
         if self._is_port(node) and isinstance(node.func, ast.Attribute) and node.func.attr == "record":
             device = ast.unparse(node.func.value)
             self._add(node, "port", "early", f"{device}.record({device}.new_stream())")
-        if isinstance(node.func, ast.Attribute) and CURRENCY.search(node.func.attr) and node.args:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "current" and node.args:
             self._answers(node)
         self.generic_visit(node)
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +266,8 @@ class HostClient:
                 self._facts[number] = body
             case ResolvedAll(number, resolved):
                 self._answer(number, resolved, None)
-            case Verified(number, facts):
-                self._answer(number, self._facts_of(facts), slab)
+            case Verified(number, facts, publisher):
+                self._answer(number, replace(self._facts_of(facts), publisher=publisher or None), slab)
             case Fetched(number, images):
                 self._answer(number, tuple(self._image(slab, packed) for packed in images), slab)
             case Failed(number, problems):

@@ -23,7 +23,7 @@ _PLAIN = ("name", "rank", "alpha", "scaling", "dtype", "in_features", "out_featu
 
 
 def facts_to_bytes(facts: Facts) -> bytes:
-    """Law: `facts_from_bytes(facts_to_bytes(f)) == f`."""
+    """Law: `facts_from_bytes(facts_to_bytes(f)) == f`, but for the publisher: that goes by claim, not by version."""
     manifest = json.dumps(_columns(facts.manifest), separators=(",", ":")).encode()
     return b"".join((_SIZE.pack(len(manifest)), manifest, facts.layout.to_bytes()))
 

@@ -142,8 +142,11 @@ class ResolvedAll:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
+    """`publisher` is a key id; empty if nobody signed it."""
+
     request: int
     facts: int
+    publisher: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ class Session:
         self._end(number, ResolvedAll(number, tuple(found)))
 
     def _verified(self, key: VersionKey, number: int, facts: Facts) -> None:
-        self.tell(Verified(number, self._facts(key, facts)))
+        self.tell(Verified(number, self._facts(key, facts), facts.publisher or ""))
 
     def _fetched(self, number: int, images: Sequence[Image]) -> None:
         self.tell(Fetched(number, tuple(self._packed(image) for image in images)))

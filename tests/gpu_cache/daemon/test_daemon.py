@@ -19,7 +19,10 @@ import pytest
 
 from adapterd.gpu_cache import Place
 from adapterd.gpu_cache.daemon import Daemon, DaemonClient
-from adapterd.gpu_cache.daemon.messages import DrainAnswer, answer_line
+from adapterd.gpu_cache.daemon.messages import (
+    DrainAnswer,
+)
+from adapterd.gpu_cache.daemon.wire import answer_line
 from adapterd.loader.errors import AdapterdError, Code, Unavailable
 from adapterd.loader.identity import Ref
 from fakes.served import PAGE, FakeServed, row
@@ -197,7 +200,7 @@ class Impostor:
     ("words", "expected"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", Code.SERVER_ERROR),
-        (answer_line(DrainAnswer(draining=True)), Code.SERVER_ERROR),
+        (answer_line(DrainAnswer(draining=True, drained=False)), Code.SERVER_ERROR),
         (b"half an ans", Code.SERVER_UNREACHABLE),
         (b"", Code.SERVER_UNREACHABLE),
     ],

@@ -15,12 +15,8 @@ from adapterd.gpu_cache.daemon.messages import (
     DrainAnswer,
     Request,
     StatusAnswer,
-    answer_line,
-    parse_answer,
-    parse_request,
-    refusal_line,
-    request_line,
 )
+from adapterd.gpu_cache.daemon.wire import answer_line, parse_answer, parse_request, refusal_line, request_line
 from adapterd.loader.errors import AdapterdError, Code, Conflict, Failed, Unavailable, reject
 from adapterd.loader.identity import Ref
 
@@ -58,7 +54,7 @@ def test_a_refusal_never_repeats_what_was_said() -> None:
 
 
 def test_answers_and_refusals_come_back_as_they_were() -> None:
-    assert parse_answer(answer_line(DrainAnswer(draining=True)), DrainAnswer).draining
+    assert parse_answer(answer_line(DrainAnswer(draining=True, drained=False)), DrainAnswer).draining
     problem = reject(Code.REF_CONFLICT, "acme/a", "moved", "Look.")
     with pytest.raises(Conflict) as refused:
         parse_answer(refusal_line((problem,)), DrainAnswer)
@@ -71,7 +67,7 @@ def test_answers_and_refusals_come_back_as_they_were() -> None:
         b"", b"hello", b"{}", b'{"protocol": 1}', b'{"protocol": 2, "ok": true}', b'{"protocol": 1, "ok": true}',
         b'{"protocol": 1, "ok": false}', b'{"protocol": 1, "ok": false, "problems": []}', b"[" * 100_000,
         refusal_line((reject(Code.CONFLICT, "a", "b"),)).replace(b"CONFLICT", b"SOMETHING_NEW"),
-        answer_line(DrainAnswer(draining=True)), b"\xff\xfe",
+        answer_line(DrainAnswer(draining=True, drained=False)), b"\xff\xfe",
     ],
 )  # fmt: skip
 def test_an_answer_of_somebody_else_is_a_typed_error(line: bytes) -> None:

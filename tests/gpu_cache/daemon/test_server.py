@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from adapterd.gpu_cache import Place
-from adapterd.gpu_cache.daemon import connection, pace, server
+from adapterd.gpu_cache.daemon import connection, desk, pace, server
 from adapterd.gpu_cache.daemon.messages import MAX_LINE_BYTES
-from adapterd.loader.errors import Code, error
+from adapterd.loader.errors import Code, error, reject
 from fakes.daemon_world import FEED, DaemonWorld
 from fakes.served import PAGE, row
 
@@ -77,7 +77,33 @@ def test_a_cache_that_fails_breaks_no_connection(world: DaemonWorld, failure: Ex
     assert [answer["ok"] for answer in watching.hear()] == [True]
 
 
-# --- Watching
+# --- Waiting
+
+
+def test_who_waits_for_an_adapter_hears_when_it_is_there(world: DaemonWorld) -> None:
+    caller = world.caller()
+    assert caller.ask("prefetch", ref="acme/slow")["ready"] is False  # not asked to wait
+    caller.say({"request": "pin", "ref": "acme/slow", "wait_seconds": 5.0})
+    assert caller.hear() == []
+    world.cache.kept.ready = True
+    world.now += server.LOOK_SECONDS
+    assert [answer["ready"] for answer in caller.hear()] == [True]
+
+
+def test_who_waits_for_an_adapter_hears_why_it_will_not_come(world: DaemonWorld) -> None:
+    caller = world.caller()
+    caller.say({"request": "prefetch", "ref": "acme/slow", "wait_seconds": 5.0})
+    assert caller.hear() == []
+    world.cache.kept.problems = (reject(Code.SIGNATURE_INVALID, "acme/slow", "no"),)
+    assert caller.codes() == [Code.SIGNATURE_INVALID]
+    assert caller.ask("status")["ok"]
+
+
+def test_a_wait_that_is_over_is_no_failure(world: DaemonWorld) -> None:
+    caller = world.caller()
+    caller.say({"request": "prefetch", "ref": "acme/slow", "wait_seconds": 5.0})
+    world.now += 5
+    assert [(answer["ok"], answer["ready"]) for answer in caller.hear()] == [(True, False)]
 
 
 def test_a_watch_is_answered_when_something_changes(world: DaemonWorld) -> None:
@@ -111,11 +137,35 @@ def test_who_watches_costs_a_look_a_quarter_second_and_no_more(world: DaemonWorl
     start = callers[0].ask("residency")
     for each in callers:
         each.say({"request": "watch", "feed": start["feed"], "since": start["sequence"]})
-    before = world.cache.calls.count("residency")
+    before = world.cache.calls.count("pump"), world.cache.calls.count("residency")
     for _ in range(40):
         world.now += server.LOOK_SECONDS / 10
         world.turn(5)
-    assert world.cache.calls.count("residency") - before <= 4
+    assert world.cache.calls.count("pump") - before[0] <= 4
+    assert world.cache.calls.count("residency") == before[1]  # no tier has changed
+
+
+def test_a_change_that_is_none_of_tier_is_noticed_a_little_later(world: DaemonWorld) -> None:
+    watching = world.caller()
+    world.cache.rows = (row("acme", "a"),)
+    start = watching.ask("residency")
+    watching.say({"request": "watch", "feed": start["feed"], "since": start["sequence"]})
+    world.cache.rows = (row("acme", "a", pinned=True),)
+    world.now += server.LOOK_SECONDS
+    assert watching.hear() == []
+    world.now += desk.WHOLE_LOOK_SECONDS
+    (told,) = watching.hear()
+    assert [each["pinned"] for each in told["adapters"]] == [True]
+
+
+def test_what_was_done_here_is_noticed_at_once(world: DaemonWorld) -> None:
+    caller = world.caller()
+    world.cache.rows = (row("acme", "known"),)
+    caller.ask("residency")
+    world.cache.rows = (row("acme", "known", pinned=True),)
+    assert caller.ask("residency")["adapters"][0]["pinned"] is False
+    caller.ask("pin", ref="acme/known")
+    assert caller.ask("residency")["adapters"][0]["pinned"] is True
 
 
 def test_a_watcher_that_leaves_is_forgotten(world: DaemonWorld) -> None:

@@ -1,0 +1,153 @@
+"""What operators and routers do with a cache, beside leases and steps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from adapterd.gpu_cache.cache_books import CacheBooks
+from adapterd.gpu_cache.composition import Asked, Wish
+from adapterd.gpu_cache.host.resolving import missing
+from adapterd.gpu_cache.pins import KeptLease, Pin
+from adapterd.gpu_cache.records import Purpose
+from adapterd.gpu_cache.residency import Residence, residences
+from adapterd.loader.errors import Code, error
+from adapterd.loader.identity import Ref
+
+
+class Upkeep(CacheBooks):
+    """Part of `AdapterCache`. Thread-safe; nothing here blocks."""
+
+    # What the cache holds by itself
+
+    def prefetch(
+        self, wish: Wish, *, tenant: str, to: Literal["vram", "host"] = "vram", priority: int = -1
+    ) -> KeptLease:
+        """Has it brought, and lets go of it when it is there; see `pins` for whose room it may take.
+
+        The result says how far it is; it need not be kept. `to="host"` takes no room in VRAM.
+
+        Raises:
+            Failed: CACHE_CLOSED.
+        """
+        parsed = self._parsed(wish)
+        purpose = Purpose.TO_HOST if to == "host" else Purpose.PREFETCH
+        with self._lock:
+            self._check_open()
+            self._notice()
+            record = self._begin(tenant, parsed, priority, purpose)
+            self._stager.finish()
+        self._issue_if_idle()
+        return KeptLease(self, record)
+
+    def pin(self, ref: str, *, tenant: str) -> KeptLease:
+        """Has the version that `ref` means now brought, and keeps it in VRAM until `unpin`.
+
+        A REF that is pinned already gives the pin that there is, unless that has failed: then it is tried anew.
+
+        Raises:
+            Failed: CACHE_CLOSED, REF_INVALID.
+        """
+        named = Ref.parse(ref)
+        with self._lock:
+            self._check_open()
+            self._notice()
+            record = self._pins.get(tenant, named)
+            if record is None or not record.live:
+                if record is not None:
+                    self._release(record)
+                record = self._begin(tenant, ((Asked(named, 1.0),), ()), purpose=Purpose.KEEP)
+                self._pins.put(tenant, named, record)
+        self._issue_if_idle()
+        return KeptLease(self, record)
+
+    def unpin(self, ref: str, *, tenant: str) -> bool:
+        """Whether it was pinned. It stays where it is until room is needed.
+
+        Raises:
+            Failed: REF_INVALID.
+        """
+        named = Ref.parse(ref)
+        with self._lock:
+            record = self._pins.take(tenant, named)
+            if record is not None:
+                self._release(record)
+        return record is not None
+
+    def pins(self) -> tuple[Pin, ...]:
+        with self._lock:
+            return self._pins.rows()
+
+    def evict(self, ref: str, *, tenant: str) -> int:
+        """Drops a version from VRAM and from host memory: bytes that came free. It asks nobody what `ref` means.
+
+        Host memory that other workers read, too, comes free when they let go of it.
+
+        Raises:
+            NotFound: NOT_FOUND for what is not here, not known by that name, or another tenant's.
+            Conflict: ADAPTER_IN_USE while it is leased, pinned, read by a step or being copied.
+            Failed: REF_INVALID.
+        """
+        named = Ref.parse(ref)
+        with self._lock:
+            self._notice()
+            key = self._stager.ledger.find(named, self._stager.base.pin) if named.tenant == tenant else None
+            images = self._host.usage().images
+            entry = None if key is None else self._stager.entries.get(key)
+            if key is None or (entry is None and key not in images):
+                raise missing(named)
+            if entry is not None and (entry.wanted or entry.in_flight):
+                raise error(
+                    Code.ADAPTER_IN_USE, ref, "it is leased, pinned, read by a step or being copied",
+                    "Unpin it, or wait until its leases are released.",
+                )  # fmt: skip
+            freed = images.get(key, 0)
+            if entry is not None:
+                freed += entry.pages * self._vram.budget.page_bytes
+                self._stager.shelf.evict(entry)
+            self._host.forget(key)
+            self._stager.advance()
+            return freed
+
+    def drain(self, on: bool) -> None:
+        """While on, new leases fail at once (CACHE_DRAINING); those that are there go on, paused ones, too.
+
+        Pins and what routes hold are let go of. Routes come back when it ends, pins do not.
+        """
+        with self._lock:
+            was, self._draining = self._draining, on
+            if on:
+                for record in self._pins.take_all():
+                    self._release(record)
+                self._routes.close()
+            elif was:
+                self._routes.refresh()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def drained(self) -> bool:
+        """It is draining, no lease is left and no step in flight."""
+        with self._lock:
+            self._notice()
+            return self._draining and not self._book.live() and not self._steps
+
+    # What is where
+
+    def residency(self) -> tuple[Residence, ...]:
+        """Every version with bytes in VRAM or host memory, and what is wanted, as of one moment."""
+        with self._lock:
+            images, entries = self._host.usage().images, self._stager.entries
+            size = self._vram.budget.page_bytes
+            return residences(entries, images, self._stager.base.pin, self._stager.ledger, size)
+
+    @property
+    def residency_version(self) -> int:
+        """Grows when a version's tier changes: as long as it stays, `residency` says the same tiers."""
+        with self._lock:
+            images = frozenset(self._host.usage().images)
+            if images != self._host_images:
+                self._host_images = images
+                self._host_changes += 1
+            return self._vram.changes + self._host_changes
