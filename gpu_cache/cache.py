@@ -21,7 +21,7 @@ from adapterd.gpu_cache.following import Following
 from adapterd.gpu_cache.host.interface import Host
 from adapterd.gpu_cache.host.opening import open_host
 from adapterd.gpu_cache.leases import Lease, check_ready
-from adapterd.gpu_cache.records import LeaseRecord
+from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState
 from adapterd.gpu_cache.statistics import CacheStatistics, snapshot
 from adapterd.gpu_cache.tickets import StepTicket
 from adapterd.gpu_cache.upkeep import Upkeep
@@ -133,11 +133,10 @@ class AdapterCache(Upkeep, Following):
         Raises:
             Failed: CACHE_CLOSED.
         """
-        parsed = self._parsed(wish)
         with self._lock:
             self._check_open()
             self._notice()
-            lease = self._lease(self._begin(tenant, parsed, priority))
+            lease = self._lease(self._warm(wish, tenant, priority) or self._cold(wish, tenant, priority))
         self._issue_if_idle()
         return lease
 
@@ -145,6 +144,7 @@ class AdapterCache(Upkeep, Following):
         """For `Lease.release`. Idempotent."""
         with self._lock:
             self._release(record)
+        self._host.deliver()
 
     def pause(self, record: LeaseRecord) -> None:
         """For `Lease.pause`."""
@@ -202,10 +202,7 @@ class AdapterCache(Upkeep, Following):
             self._check_open()
             self._routes.turn()
             self._notice()
-            records = [lease.record for lease in leases if lease is not None]
-            for record in records:
-                self._check_usable(record)
-            entries = tuple({id(e): e for record in records for e in record.entries}.values())
+            entries = self._usable(leases)
             for entry in entries:
                 entry.tickets += 1
             self._steps += 1
@@ -223,12 +220,14 @@ class AdapterCache(Upkeep, Following):
             for entry in ticket.entries:
                 entry.tickets -= 1
                 entry.readers.note(ticket.stream, event)
-                self._stager.tidy(entry)
+                if not entry.tidy:
+                    self._stager.tidy(entry)
             self._routes.turn()
             self._notice()
             self._stager.advance()
             if self._closed:
                 return
+        self._host.deliver()
         self._stager.scrubber.issue()
         self._copies.issue(self._config.pages_per_step)
 
@@ -251,14 +250,24 @@ class AdapterCache(Upkeep, Following):
 
     # With the lock held
 
-    def _check_usable(self, record: LeaseRecord) -> None:
-        check_ready(record)
-        for resident, _ in record.residents:
-            if not self._vram.slots.current(resident):
-                raise error(
-                    Code.SLOT_STALE, f"sha256:{resident.key.digest}",
-                    f"slot {resident.slot} is past generation {resident.generation}", "Acquire again.",
-                )  # fmt: skip
+    def _usable(self, leases: Sequence[Lease | None]) -> tuple[Entry, ...]:
+        """What a step with these leases reads, each once. Raises what keeps any of them from being used."""
+        current, found = self._vram.slots.current, dict[int, Entry]()
+        for lease in leases:
+            if lease is None:
+                continue
+            record = lease.record
+            if record.state is not LeaseState.READY:
+                check_ready(record)
+            for resident, _ in record.residents:
+                if not current(resident):
+                    raise error(
+                        Code.SLOT_STALE, f"sha256:{resident.key.digest}",
+                        f"slot {resident.slot} is past generation {resident.generation}", "Acquire again.",
+                    )  # fmt: skip
+            for entry in record.entries:
+                found[id(entry)] = entry
+        return tuple(found.values())
 
     # Without the lock
 
@@ -276,7 +285,8 @@ class AdapterCache(Upkeep, Following):
 
     def _issue_if_idle(self) -> None:
         """Copies in front of a launch cost decode 1.57× on p50: while steps run, only steps issue them."""
-        if self._closed or not self._opened:
+        self._host.deliver()
+        if self._closed or not self._opened or not (self._copies.waiting or self._stager.scrubber.waiting):
             return
         self._stager.scrubber.issue()
         with self._lock:

@@ -20,6 +20,7 @@ from adapterd.gpu_cache.routes import Routes
 from adapterd.gpu_cache.slabs import SlabTensors
 from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.vram_tier import VramTier
+from adapterd.gpu_cache.warm import WarmLeases
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
 from adapterd.loader.identity import VersionKey
 
@@ -55,6 +56,7 @@ class CacheBooks(LeaseBooks):
         self._refusals = refusals
         self._revoker = Revoker(refusals, self._stager.ledger, self._book, host, self._stager.shelf, self._stager)
         self._pins = Pins()
+        self._seen = WarmLeases(2 * config.max_residents)
         self._host_images: frozenset[VersionKey] = frozenset()  # as of the last look
         self._host_changes = 0
         self._opened = self._closed = self._draining = False
@@ -96,6 +98,22 @@ class CacheBooks(LeaseBooks):
         record = self._book.new(tenant, self._stager.base.pin, asked, priority, purpose)
         record.resolved = resolved
         self._stager.admit(record, problems or (DRAINING if self._draining else ()))
+        return record
+
+    def _warm(self, wish: Wish, tenant: str, priority: int) -> LeaseRecord | None:
+        """A new lease on what is known to be in VRAM."""
+        if self._draining:
+            return None
+        record = self._book.new(tenant, self._stager.base.pin, (), priority)
+        if self._stager.warm(self._seen, record, wish):
+            return record
+        self._book.forget(record)
+        return None
+
+    def _cold(self, wish: Wish, tenant: str, priority: int) -> LeaseRecord:
+        """A new lease, by all that has to be asked and decided."""
+        record = self._begin(tenant, self._parsed(wish), priority)
+        self._seen.remember(wish, record)
         return record
 
     def _lease(self, record: LeaseRecord) -> Lease:

@@ -96,6 +96,16 @@ class CopyQueue:
         """Whether a copy is queued, being enqueued, or not known to have completed."""
         return bool(self._queued or self._issuing or self._flying)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is left to enqueue. May be asked without the lock."""
+        return bool(self._queued)
+
+    @property
+    def news(self) -> bool:
+        """Whether `landed` or `lost` may have something to say."""
+        return bool(self._flying or self._lost)
+
     def add(self, transfer: Transfer) -> None:
         self._queued.add(transfer)
 

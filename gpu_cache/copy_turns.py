@@ -32,6 +32,9 @@ class CopyTurns(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
     def __iter__(self) -> Iterator[T]:
         return (item for queue in self._queues.values() for item in queue)
 

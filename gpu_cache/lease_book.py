@@ -34,6 +34,11 @@ class LeaseBook:
         self._held[record.seq] = record
         return record
 
+    def forget(self, record: LeaseRecord) -> None:
+        """It came to nothing, and nobody has heard of it."""
+        del self._held[record.seq]
+        self._count -= 1
+
     def strike(self, record: LeaseRecord) -> bool:
         """Takes it off the list; False if it was off already."""
         if self._held.pop(record.seq, None) is None:

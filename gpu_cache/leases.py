@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections import deque
 from collections.abc import Generator
 from types import TracebackType
@@ -40,9 +39,12 @@ class Lease:
     """
 
     def __init__(self, books: LeaseBooks, record: LeaseRecord, dropped: deque[LeaseRecord]) -> None:
-        self._books, self._record = books, record
-        self._finalizer = weakref.finalize(self, dropped.append, record)
-        self._finalizer.atexit = False
+        self._books, self._record, self._dropped = books, record, dropped
+        self._over = False
+
+    def __del__(self) -> None:
+        if not self._over:
+            self._dropped.append(self._record)
 
     @property
     def tenant(self) -> str:
@@ -156,7 +158,7 @@ class Lease:
 
     def release(self) -> None:
         """Gives the hold back. Idempotent; cancels what only this lease was waiting for."""
-        self._finalizer.detach()
+        self._over = True
         self._books.release(self._record)
 
     def __enter__(self) -> Self:

@@ -44,6 +44,9 @@ class Lines(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
     def add(self, item: T) -> None:
         """Idempotent."""
         line = self._lines.setdefault(item.tenant, [])

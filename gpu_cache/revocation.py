@@ -184,6 +184,11 @@ class Scrubber:
         self._stream: Stream | None = None
         self._issuing = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is left to enqueue. May be asked without the lock."""
+        return bool(self._queued)
+
     def add(self, entry: Entry) -> None:
         """With the lock held. Idempotent. Nothing is in flight for the entry, and nobody finds it any more."""
         if not entry.scrubbing:

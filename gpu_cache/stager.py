@@ -39,6 +39,7 @@ from adapterd.gpu_cache.revocation import Refusals, Scrubber
 from adapterd.gpu_cache.shelf import Shelf
 from adapterd.gpu_cache.slabs import SlabTensors
 from adapterd.gpu_cache.vram_tier import VramTier
+from adapterd.gpu_cache.warm import WarmLeases, plain
 from adapterd.loader.errors import AdapterdError, Problem
 from adapterd.loader.identity import VersionKey
 
@@ -106,6 +107,14 @@ class Stager:
             refs = [asked.ref for asked in record.asked]
             record.lookup = self.desk.resolve(refs, record.tenant, partial(self._resolved, record))
 
+    def warm(self, seen: WarmLeases, record: LeaseRecord, wish: object) -> bool:
+        """Whether a new lease could be made ready the short way."""
+        if not seen.fill(record, wish, self.desk.trust_changes, self._tick + 1):
+            return False
+        self._tick += 1
+        self.found[None] += 1
+        return True
+
     def fail(self, record: LeaseRecord, problems: tuple[Problem, ...]) -> None:
         self._move(record, LeaseState.FAILED)
         record.problems = problems
@@ -115,6 +124,14 @@ class Stager:
 
     def release(self, record: LeaseRecord) -> None:
         """Cancels what only this lease waited for. What is resident stays until room is needed."""
+        if plain(record):
+            record.state = LeaseState.RELEASED
+            for entry in record.entries:
+                del entry.holders[record.seq]
+                if not entry.tidy:
+                    self.tidy(entry)
+            self.advance()
+            return
         self._move(record, LeaseState.RELEASED)
         self._detach(record)
         self.advance()
@@ -143,11 +160,15 @@ class Stager:
 
     def advance(self) -> None:
         """Something came free, or came in: let those who wait for room try, in their order."""
-        self._lines.serve(self._place)
+        if self._lines:
+            self._lines.serve(self._place)
         self._lock.notify_all()
 
     def poll(self) -> None:
         """Notices the copies that have completed or were refused."""
+        if not self._copies.news:
+            self.finish()
+            return
         landed, lost = self._copies.landed(), self._copies.lost()
         for each in landed:
             self._arrivals.land(each)

@@ -139,7 +139,7 @@ class BaseSpec:
         alternatives = [a.as_json() for a in self.alternatives]
         return sha256_hex(canonical_json({"alternatives": alternatives, "modules": modules}))
 
-    @property
+    @cached_property
     def pin(self) -> BasePin:
         """What adapters of this base carry."""
         return BasePin(self.id, self.revision, self.table_digest)

@@ -67,3 +67,13 @@ def test_every_test_that_a_document_names_exists() -> None:
     assert len(named) > 40
     for path, test in sorted(named):
         assert re.search(rf"(?m)^\s*(?:async )?def {test}\(", (ROOT / path).read_text()), f"{path}::{test}"
+
+
+def test_every_known_failure_has_a_test() -> None:
+    cells = [
+        line.strip("|").split(" | ") for line in (ROOT / "docs/failures.md").read_text().splitlines() if line[:1] == "|"
+    ]
+    rows = [row for row in cells if len(row) == 3 and row[2].strip() != "held by"]
+    assert len(rows) > 20
+    for what, _, tests in rows:
+        assert re.fullmatch(r"(`tests/[\w/]+\.py::\w+`(, )?)+", tests.strip()), what

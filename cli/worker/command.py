@@ -47,6 +47,14 @@ def worker(
     store: Annotated[
         Path | None, typer.Option(help="Folder of verified versions; else a temporary one.", show_default=False)
     ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option(help="Where `adapterctl cache` reaches this worker; by default nowhere.", show_default=False),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Metrics by HTTP on 127.0.0.1; 0 takes a free port.", show_default=False),
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Token rows of one step, at most.")] = 512,
     kv_blocks: Annotated[
         int, typer.Option(min=1, help="Blocks of 16 tokens of keys and values that requests hold, at most.")
@@ -63,7 +71,7 @@ def worker(
         Options(
             model=model, source=source, trust=trust, base=base, device=device, vram=sizes["--vram"],
             host=sizes["--host"], loader=loader.value, store=store, max_rows=max_rows, kv_blocks=kv_blocks,
-            prefix_blocks=prefix_blocks,
+            prefix_blocks=prefix_blocks, socket=socket, metrics_port=metrics_port,
         )
     )  # fmt: skip
 

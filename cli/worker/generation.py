@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from adapterd.cli.worker.hold import Hold
 from adapterd.cli.worker.kv import KeyValues
-from adapterd.cli.worker.requests import Reason, Request, Sink
+from adapterd.cli.worker.requests import Reason, Request, Sink, names_of
 from adapterd.cli.worker.sampling import Sampler
 
 
@@ -19,7 +19,7 @@ class State(StrEnum):
     WAITING = "waiting"  # has asked for nothing
     LOADING = "loading"  # has a lease that is not ready
     READY = "ready"  # can run
-    PAUSED = "paused"  # holds nothing
+    PAUSED = "paused"  # holds nothing, but remembers its versions
     ENDED = "ended"  # holds nothing, and has had its last event
 
 
@@ -31,7 +31,7 @@ class Generation:
         tokens: the prompt, and what was generated.
         prefix_key: of the lease, once it was ready.
         applied: what its rows got, see `requests.Ended`.
-        adapter_bytes: see `Candidate`.
+        adapter_bytes, names: see `Candidate`.
     """
 
     def __init__(self, request: Request, arrival: int, sink: Sink, hold: Hold) -> None:
@@ -43,6 +43,7 @@ class Generation:
         self.prefix_key = b""
         self.applied: tuple[tuple[str, float], ...] = ()
         self.adapter_bytes: dict[str, int] = {}
+        self.names = names_of(request.wish, request.tenant)
 
     @property
     def id(self) -> str:
@@ -86,13 +87,22 @@ class Generation:
         return self.tokens[self.kv.length : self.kv.length + count]
 
     def ready(self) -> None:
-        """The lease is ready. Raises what `Hold.settle` does."""
-        self.prefix_key = self.hold.settle()
-        assert self.hold.lease is not None
-        composition = self.hold.lease.composition
+        """The lease is ready. Raises its failure."""
+        lease = self.hold.lease
+        assert lease is not None
+        key, composition = lease.prefix_key(), lease.composition
+        assert self.prefix_key in {b"", key}, "a pause has changed what a lease is on"
+        self.prefix_key = key
         self.applied = tuple((r.key.digest, weight) for r, weight in composition)
         self.adapter_bytes = {r.key.digest: r.layout.n_pages * r.layout.page_bytes for r, _ in composition}
         self.state = State.READY
+
+    def pause(self) -> None:
+        """Gives back what it holds in VRAM, keys and values. Idempotent."""
+        try:
+            self.hold.pause()
+        finally:
+            self.kv.free()
 
     def free(self) -> None:
         """Gives back lease, keys and values. Idempotent."""

@@ -71,7 +71,7 @@ class ServingLoop:
 
         Raises:
             AdapterdError: REQUEST_INVALID, REF_INVALID (the tenant), ALREADY_EXISTS (the id is open),
-                QUOTA_EXCEEDED, or CACHE_CLOSED while draining. There are no events then.
+                QUEUE_FULL, or CACHE_CLOSED while draining. There are no events then.
         """
         self._check(request)
         self._arrivals += 1
@@ -84,13 +84,13 @@ class ServingLoop:
         self._raise_fault()
 
     def pause(self, name: str) -> None:
-        """It gives lease, keys and values back until `resume`. Idempotent. Raises NotFound."""
+        """It holds no adapter, keys and values until `resume`. Idempotent. Raises NotFound."""
         found = self._find(name)
         if self._draining:
             self._end(found, Reason.CANCELLED)
         else:
             self._remember(found)
-            found.free()
+            found.pause()
             found.state = State.PAUSED
         self._raise_fault()
 
@@ -153,7 +153,7 @@ class ServingLoop:
         waiting = self._in(State.WAITING)
         adapted = [each for each in waiting if each.adapted]
         idle = [e for e in self._in(State.LOADING, State.READY) if e.adapted and not e.started] if adapted else ()
-        admitted = self._scheduler.admit(adapted, len(idle)) if adapted else ()
+        admitted = self._scheduler.admit(adapted, idle) if adapted else ()
         for each in (*(w for w in waiting if not w.adapted), *admitted):
             try:
                 each.hold.acquire()
@@ -163,13 +163,15 @@ class ServingLoop:
 
     def _settle(self) -> None:
         self._cache.pump()
-        for each in self._in(State.LOADING):
+        for each in list(self._open.values()):
             lease = each.hold.lease
-            assert lease is not None
-            if not (lease.ready or lease.failed):
+            if lease is not None and lease.failed:  # whatever state it is in: a version may be revoked at any time
+                self._fail(each, lease.problems)
+        for each in self._in(State.LOADING):
+            if not _lease(each).ready:
                 continue
             try:
-                self._engine.check(lease)
+                self._engine.check(_lease(each))
                 each.ready()
             except AdapterdError as fault:
                 self._fail(each, fault.problems)
@@ -297,7 +299,7 @@ class ServingLoop:
         if request.id in self._open:
             raise error(Code.ALREADY_EXISTS, request.id, "a request with this id is open", "Choose another id.")
         if len(self._open) >= self._max_open:
-            raise error(Code.QUOTA_EXCEEDED, request.id, f"{self._max_open} requests are open", "Wait for some to end.")
+            raise error(Code.QUEUE_FULL, request.id, f"{self._max_open} requests are open", "Wait for some to end.")
         fault = misfit(request, self._model.vocabulary, self._model.positions)
         if fault:
             raise error(Code.REQUEST_INVALID, request.id, fault)

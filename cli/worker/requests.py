@@ -6,10 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from adapterd.loader.errors import Problem
+from adapterd.loader.errors import AdapterdError, Problem
+from adapterd.loader.identity import Ref
 
 Wish = str | tuple[tuple[str, float], ...] | None
 """A REF, a composition as (REF, weight), or None for the base."""
+
+
+def names_of(wish: Wish, tenant: str) -> frozenset[str] | None:
+    """The tenant's adapters that it names; None if it names what cannot be had."""
+    refs = (wish,) if isinstance(wish, str) else [ref for ref, _ in wish or ()]
+    try:
+        parsed = [Ref.parse(ref) for ref in refs]
+    except AdapterdError:
+        return None
+    return frozenset(ref.name for ref in parsed) if all(ref.tenant == tenant for ref in parsed) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ class Candidate(Protocol):
         """Bytes in VRAM by version digest, in the composition's order; empty for the base, and before it is ready."""
         ...
 
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Its tenant's adapters that it asks for, by name; None if they cannot be had."""
+        ...
+
 
 C = TypeVar("C", bound=Candidate)
 
@@ -63,12 +68,12 @@ class Choice(Generic[C]):
 class Scheduler(Protocol):
     """Looked at before every step; it picks, and changes nothing about a request."""
 
-    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
         """Which requests may ask the cache for their adapter now. The base's are not asked about: they wait for none.
 
         Args:
-            waiting: in order of arrival.
-            idle: how many others have asked and have not started.
+            waiting: in order of arrival; not empty.
+            idle: others that have asked and have not started.
         """
         ...
 
@@ -94,9 +99,9 @@ class FirstComeFirstServed:
     seats: int = 16
     ahead: int = 16
 
-    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
         """See `Scheduler`."""
-        return waiting[: max(self.ahead - idle, 0)]
+        return waiting[: max(self.ahead - len(idle), 0)]
 
     def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
         """See `Scheduler`. Who decodes comes before who has a prompt to run, so that one prompt stalls nobody."""

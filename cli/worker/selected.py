@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from adapterd.cli.worker.prefix import BLOCK_TOKENS
 from adapterd.cli.worker.scheduling import C, Candidate, Choice
@@ -14,6 +15,19 @@ from adapterd.gpu_cache.whereabouts import Whereabouts
 
 ROWS_SHARE = 4
 """A prompt gets this part of a step's rows at most, so that several can start in one."""
+LOOK_EVERY = 32
+"""Of the times that somebody has to stand in line. A look at all that is resident holds the cache's lock."""
+
+
+class Row(Protocol):
+    """A version in the cache's list; `gpu_cache.residency.Residence` is one."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def adapters(self) -> tuple[str, ...]: ...
+    @property
+    def tier(self) -> Place: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +48,43 @@ class Selected:
     The cache queues the loads, so a request comes here when its adapter is resident, and the budget's load slots
     are not used. Keys and values are counted in blocks of 16 tokens, for all that a request may come to need.
 
+    While a line of requests waits for adapters that are slow to come, as many others may pass it, if theirs are
+    in VRAM: they have seats of their own, and take none from the line.
+
     Args:
         budget: KV blocks, rows of a step and adapter bytes.
         ahead: as of `FirstComeFirstServed`.
+        residency: what the cache has where, `AdapterCache.residency`; without it nobody passes the line.
     """
 
-    def __init__(self, budget: StepBudget, ahead: int = 16) -> None:
+    def __init__(
+        self, budget: StepBudget, ahead: int = 16, residency: Callable[[], Iterable[Row]] | None = None
+    ) -> None:
         self._selector = Selector[_View](budget)
         self._rows = budget.limits.rows
-        self._ahead = ahead
-        self._tick = 0
+        self._ahead, self._residency = ahead, residency
+        self._passed: set[str] = set()
+        self._tick = self._lines = 0
 
-    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
         """See `Scheduler`."""
-        return waiting[: max(self._ahead - idle, 0)]
+        self._passed &= {each.id for each in idle}
+        seats = max(self._ahead - (len(idle) - len(self._passed)), 0)
+        seated, line = waiting[:seats], waiting[seats:]
+        return [*seated, *self._passing(line)] if line and self._residency is not None else seated
+
+    def _passing(self, line: Sequence[C]) -> Sequence[C]:
+        """Who needs no load. An alias may mean another version by now: that one then loads from a seat of these."""
+        self._lines += 1
+        seats = self._ahead - len(self._passed)
+        if seats <= 0 or self._lines % LOOK_EVERY != 1 or self._residency is None:
+            return ()
+        resident = {
+            (row.tenant, name) for row in self._residency() if row.tier is Place.RESIDENT for name in row.adapters
+        }
+        here = [c for c in line if c.names and all((c.tenant, name) in resident for name in c.names)][:seats]
+        self._passed |= {each.id for each in here}
+        return here
 
     def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
         """See `Scheduler`."""

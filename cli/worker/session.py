@@ -46,6 +46,8 @@ class Options:
     trust: Path | None = None
     base: str | None = None
     store: Path | None = None
+    socket: Path | None = None
+    metrics_port: int | None = None
 
 
 def run_worker(options: Options) -> Report:
@@ -53,7 +55,8 @@ def run_worker(options: Options) -> Report:
 
     Raises:
         AdapterdError: SETTINGS_INVALID, PATH_NOT_FOUND, DEVICE_ERROR, BASE_TABLE_INVALID, TRUST_NOT_CONFIGURED,
-            TRUST_FILE_INVALID, UNAUTHENTICATED. Nothing is read from stdin then.
+            TRUST_FILE_INVALID, UNAUTHENTICATED, LOADER_UNAVAILABLE; CONFLICT and PORT_IN_USE for socket and port.
+            Nothing is read from stdin then.
     """
     _need_extras()
     from adapterd.cli.worker.forward import FlatModel
@@ -82,10 +85,12 @@ def run_worker(options: Options) -> Report:
         loop = stack.enter_context(
             ServingLoop(
                 flat, engine, cache, max_rows=options.max_rows,
-                scheduler=Selected(StepBudget(limits)),
+                scheduler=Selected(StepBudget(limits), residency=cache.residency),
                 prefix=PrefixCache(options.prefix_blocks),
             )
         )  # fmt: skip
+        for place in _doors(options, cache, stack):
+            note(f"==> worker: {place}")
         note(f"==> worker: serving {base.id}@{base.revision} on {options.device}, requests as JSON lines on stdin")
         status = _serve(loop, loaded.text, loaded.stop)
         return _report(loop, cache, status)
@@ -144,6 +149,19 @@ def _cache(options: Options, base: BaseSpec, source: FolderSource | RegistrySour
         store=options.store,
     )  # fmt: skip
     return AdapterCache(config, base=base, source=source, trust=trust)
+
+
+def _doors(options: Options, cache: AdapterCache, stack: ExitStack) -> list[str]:
+    """Opens what was asked for beside stdin, for operators and routers. Says where."""
+    if options.socket is None:
+        if options.metrics_port is not None:
+            raise error(Code.SETTINGS_INVALID, "--metrics-port", "needs --socket", "Name a socket's path, too.")
+        return []
+    from adapterd.gpu_cache.daemon import Daemon
+
+    daemon = stack.enter_context(Daemon(cache, options.socket, metrics_port=options.metrics_port))
+    told = [f"the cache's socket is {daemon.path}"]
+    return told if daemon.metrics_url is None else [*told, f"metrics are at {daemon.metrics_url}"]
 
 
 def _serve(loop: ServingLoop, text: object, stop: frozenset[int]) -> int:

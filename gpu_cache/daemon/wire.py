@@ -42,7 +42,7 @@ def request_line(request: Request) -> bytes:
 
 
 def parse_request(line: bytes) -> Request:
-    """Raises Failed (REQUEST_INVALID, REF_INVALID), every mistake a problem. No value is repeated."""
+    """Raises Failed (REQUEST_INVALID, REF_INVALID), every mistake a problem. No value but a REF is repeated."""
     try:
         return _REQUESTS.validate_json(line)
     except ValidationError as e:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from adapterd.gpu_cache.engine.dispatch import Kernels, open_fast_path
 from adapterd.gpu_cache.engine.layers import Site, find_sites
-from adapterd.gpu_cache.engine.plan import LeaseLike, ServingCache, Ticket, build_plan, check_rows
+from adapterd.gpu_cache.engine.plan import BatchPlan, LeaseLike, ServingCache, Ticket, build_plan, check_rows
 from adapterd.gpu_cache.engine.receipt import Receipt
 from adapterd.gpu_cache.engine.step import CurrentStep, LayerHook, RunningStep
 from adapterd.gpu_cache.engine.tables import Tables
 from adapterd.loader.base_model import BaseSpec
+
+if TYPE_CHECKING:
+    from adapterd.gpu_cache.engine.device_plan import LaunchShape
+
+MAX_RANK = 128
+"""Of a module, that the kernels' tables have room for unless told otherwise."""
 
 LeaseT = TypeVar("LeaseT", bound=LeaseLike | None)
 
@@ -56,11 +63,17 @@ class LoRAEngine(Generic[LeaseT]):
         targets: names to wrap, or None for the rule above.
         batch_invariant: in this mode a row's delta does not depend on its neighbours, their order or their
             number, bit for bit; slower for large segments (`reference`).
-        strict: refuse a step for which a slower kernel would stand in for the wanted one. The reference
-            is the only kernel so far and stands in for none, so nothing is refused yet; receipts say it.
+        strict: refuse a step, or a layer, for which the reference would stand in for a kernel (I19). Without it
+            it does, and receipts say so.
+        kernels: `auto` is `triton` on CUDA cards that can run it and the `reference` elsewhere; `triton` on the
+            CPU needs Triton's interpreter. Kernels read adapters of one dtype, the cache's, or if that is `auto`
+            the model's own; the reference serves the others, fp64 layers and steps that want gradients.
+        max_rank: of a module, that the kernels' tables have room for; the reference serves what has more.
+        pdl: programmatic dependent launch (sm_90 and later): the second kernel of a linear starts early.
 
     Raises:
-        Failed: BASE_TABLE_INVALID. Refused: SHAPE_MISMATCH. ValueError: names that fit nothing.
+        Failed: BASE_TABLE_INVALID. Refused: SHAPE_MISMATCH. ValueError: names that fit nothing, or kernels that
+            cannot run here.
     """
 
     def __init__(
@@ -72,37 +85,53 @@ class LoRAEngine(Generic[LeaseT]):
         *,
         batch_invariant: bool = False,
         strict: bool = False,
+        kernels: Kernels = "auto",
+        max_rank: int = MAX_RANK,
+        pdl: bool = False,
     ) -> None:
         self.cache = cache
         self.batch_invariant = batch_invariant
         self.strict = strict
         self._stacked = {name: tuple(parts) for name, parts in (stacked or {}).items()}
         self._targets = None if targets is None else tuple(targets)
+        self._kernels: Kernels = kernels
+        self._max_rank, self._pdl = max_rank, pdl
         self._lock = threading.Lock()
         self._current = CurrentStep()
         self._handles: list[RemovableHandle] = []
-        self._wrap(find_sites(model, cache.base, self._stacked, self._targets))
+        self._wrap(model, find_sites(model, cache.base, self._stacked, self._targets))
 
-    def _wrap(self, sites: tuple[Site, ...]) -> None:
+    def _wrap(self, model: nn.Module, sites: tuple[Site, ...]) -> None:
+        self._fast, self._why_reference = open_fast_path(
+            self._kernels, model, self.cache, sites,
+            max_rank=self._max_rank, batch_invariant=self.batch_invariant, pdl=self._pdl,
+        )  # fmt: skip
         self.served = frozenset(part.path for site in sites for part in site.slices)
         self._tables = Tables(self.served)
         self._handles = [
             site.module.register_forward_hook(LayerHook(site, self._current), with_kwargs=True) for site in sites
         ]
 
-    def step(self, rows: Iterable[tuple[LeaseT, int]]) -> Step[LeaseT]:
+    def step(self, rows: Iterable[tuple[LeaseT, int]], *, shape: LaunchShape | None = None) -> Step[LeaseT]:
         """A context manager in which the model runs once (or in parts) with these rows.
 
         Args:
             rows: (lease or None for the base, number of rows) in the order of the flattened leading
                 dimensions of the layers' inputs; for input_ids [batch, time], a sequence has `time` rows.
+            shape: that of the captured graph to be replayed; by default the smallest that holds the step.
+
+        **Graphs.** Run the model once in a step, then capture it inside a step, and keep the graph under the
+        step's `shape`. Inside a later step of the same shape replay it: its rows, adapters and ranks are
+        that step's (I22). The receipt of such a step says that no layer ran.
 
         Raises:
-            Failed: on entry, REQUEST_INVALID (no entry, or one without rows), MODULE_NOT_SERVED,
-                LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE; from a layer, ROWS_MISMATCH.
-            RuntimeError: on entry, if a step is open on this engine, or the engine is closed.
+            Failed: on entry, REQUEST_INVALID (no entry, or one without rows, or it does not fit `shape`),
+                MODULE_NOT_SERVED, LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE; from a layer, ROWS_MISMATCH;
+                from both, KERNEL_UNAVAILABLE. Unavailable: PLAN_RING_FULL, the device is three steps behind.
+            RuntimeError: on entry, if a step is open on this engine, the engine is closed, or a graph is
+                being captured.
         """
-        return Step(self, tuple(rows))
+        return Step(self, tuple(rows), shape)
 
     def check(self, lease: LeaseT) -> None:
         """Whether a step would take this lease, before there are rows for it.
@@ -128,7 +157,7 @@ class LoRAEngine(Generic[LeaseT]):
             sites = find_sites(model, base, self._stacked, self._targets)
             self.cache.rebind(base)
             self._unwrap()
-            self._wrap(sites)
+            self._wrap(model, sites)
         finally:
             self._lock.release()
 
@@ -154,15 +183,15 @@ class LoRAEngine(Generic[LeaseT]):
             self._lock.release()
             raise RuntimeError("the engine is closed")
 
-    def _begin(self, rows: tuple[tuple[LeaseT, int], ...]) -> tuple[Ticket, RunningStep]:
+    def _begin(
+        self, rows: tuple[tuple[LeaseT, int], ...], shape: LaunchShape | None
+    ) -> tuple[Ticket, RunningStep, LaunchShape | None]:
         self._acquire()
         try:
             check_rows(rows)
             ticket = self.cache.begin_step(_leases(rows))
             try:
-                running = RunningStep(
-                    build_plan(rows), self._tables, self.cache.arena, batch_invariant=self.batch_invariant
-                )
+                running, shape = self._running(build_plan(rows), shape)
             except BaseException:
                 ticket.end()
                 raise
@@ -170,7 +199,19 @@ class LoRAEngine(Generic[LeaseT]):
             self._lock.release()
             raise
         self._current.running = running
-        return ticket, running
+        return ticket, running, shape
+
+    def _running(self, plan: BatchPlan, shape: LaunchShape | None) -> tuple[RunningStep, LaunchShape | None]:
+        for resident in plan.residents():
+            self._tables.of(resident)  # MODULE_NOT_SERVED, before anything is enqueued
+        prepared = self._fast.prepare(plan, shape) if self._fast is not None else None
+        running = RunningStep(
+            plan, self._tables, self.cache.arena,
+            batch_invariant=self.batch_invariant, strict=self.strict, why_reference=self._why_reference,
+            fast=(self._fast, prepared) if self._fast is not None and prepared is not None else None,
+        )  # fmt: skip
+        graph_safe = prepared is not None and prepared.view is not None and not prepared.reference
+        return running, prepared.view.shape if prepared is not None and prepared.view and graph_safe else None
 
     def _end(self, ticket: Ticket) -> None:
         self._current.running = None
@@ -189,9 +230,12 @@ class LoRAEngine(Generic[LeaseT]):
 class Step(Generic[LeaseT]):
     """From `LoRAEngine.step`; enters once."""
 
-    def __init__(self, engine: LoRAEngine[LeaseT], rows: tuple[tuple[LeaseT, int], ...]) -> None:
+    def __init__(
+        self, engine: LoRAEngine[LeaseT], rows: tuple[tuple[LeaseT, int], ...], shape: LaunchShape | None
+    ) -> None:
         self._engine = engine
         self._rows = rows
+        self._shape = shape
         self._begun: tuple[Ticket, RunningStep] | None = None
         self._over = False
         self._receipt: Receipt | None = None
@@ -203,10 +247,19 @@ class Step(Generic[LeaseT]):
             raise RuntimeError("the receipt is there once the step has ended without an exception")
         return self._receipt
 
+    @property
+    def shape(self) -> LaunchShape | None:
+        """Once it has begun: what a graph captured in this step depends on, or None if none can be captured.
+
+        None, too, for a step of base rows alone. Such a step, and any that fits, can be given a graph's `shape`.
+        """
+        return self._shape
+
     def __enter__(self) -> Step[LeaseT]:
         if self._begun is not None:
             raise RuntimeError("a step is entered once; ask the engine for another one")
-        self._begun = self._engine._begin(self._rows)
+        ticket, running, self._shape = self._engine._begin(self._rows, self._shape)
+        self._begun = ticket, running
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:

@@ -17,6 +17,7 @@ from adapterd.loader.errors import Code, error
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from adapterd.gpu_cache.device import Device
     from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.identity import VersionKey
     from adapterd.loader.layout import Layout
@@ -57,8 +58,29 @@ class Ticket(Protocol):
 L_contra = TypeVar("L_contra", contravariant=True)
 
 
+class CacheSizes(Protocol):
+    """What the kernels' tables are sized by: slots, bytes of a page, and the packed dtype or `auto`."""
+
+    @property
+    def max_residents(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
 class ServingCache(Protocol[L_contra]):
-    """The little that the engine needs of a cache. `L_contra` is a lease, or None for the base."""
+    """The little that the engine needs of a cache. `L_contra` is a lease, or None for the base.
+
+    `config` and `device` are asked for only where kernels run.
+    """
+
+    @property
+    def config(self) -> CacheSizes: ...
+
+    @property
+    def device(self) -> Device:
+        """Where the arena is."""
 
     @property
     def base(self) -> BaseSpec: ...

@@ -41,8 +41,10 @@ class Receipt:
 
     Attributes:
         segments: every row of the step, in order.
-        kernel: what computed the deltas, such as `reference:torch`.
-        fallback: whether `kernel` stood in for another one that was wanted.
+        kernel: what computed the deltas: `triton:rows`, `triton:tiles`, `reference:torch`, or `none` for a step of
+            base rows alone where kernels are.
+        fallback: whether the reference stood in for a kernel, for the whole step or for some of its rows.
+        reasons: why it did, each once, sorted.
         batch_invariant: whether the step ran in batch-invariant mode (I18).
         device: of the arena, such as `cpu` or `cuda:0`.
         layer_calls: how often a wrapped layer ran in the step.
@@ -58,6 +60,7 @@ class Receipt:
     device: str
     layer_calls: int
     not_run: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
 
 def segment_receipts(plan: BatchPlan) -> tuple[SegmentReceipt, ...]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from adapterd.gpu_cache.engine.receipt import Receipt, segment_receipts
@@ -13,6 +14,7 @@ from adapterd.gpu_cache.engine.reference import KERNEL, Term, accumulate_dtype, 
 from adapterd.loader.errors import Code, error
 
 if TYPE_CHECKING:
+    from adapterd.gpu_cache.engine.fast_path import FastPath, Prepared
     from adapterd.gpu_cache.engine.layers import Site, Slice
     from adapterd.gpu_cache.engine.plan import BatchPlan, Segment
     from adapterd.gpu_cache.engine.tables import ResidentTable, Tables
@@ -29,16 +31,35 @@ class RunningStep:
         tables: where the residents' blocks are.
         arena: the pages.
         batch_invariant: see `reference`.
+        strict: refuse what would need the reference to stand in for a kernel (I19).
+        fast: the kernels, and the step as they have prepared it; without them the reference does it all.
+        why_reference: why there are none though they are wanted, or nothing.
 
     Raises:
-        Failed: MODULE_NOT_SERVED (I24).
+        Failed: MODULE_NOT_SERVED (I24), KERNEL_UNAVAILABLE (I19).
     """
 
-    def __init__(self, plan: BatchPlan, tables: Tables, arena: Tensor, *, batch_invariant: bool) -> None:
+    def __init__(
+        self,
+        plan: BatchPlan,
+        tables: Tables,
+        arena: Tensor,
+        *,
+        batch_invariant: bool,
+        strict: bool = False,
+        fast: tuple[FastPath, Prepared] | None = None,
+        why_reference: str = "",
+    ) -> None:
         self._plan = plan
         self._tables: dict[int, ResidentTable] = {r.slot: tables.of(r) for r in plan.residents()}
         self._arena = arena
         self._batch_invariant = batch_invariant
+        self._strict, self._fast = strict, fast
+        self._reasons: set[str] = set()
+        if self._tables and why_reference:
+            self._stand_in("step", why_reference)
+        for reason in fast[1].reasons if fast else ():
+            self._stand_in("step", reason)
         self._thread = threading.get_ident()
         self._calls = 0
         self._not_run = {path for table in self._tables.values() for path in table.modules}
@@ -57,11 +78,38 @@ class RunningStep:
         self._calls += 1
         y_ro = y.reshape(-1, site.out_features)
         x_ri = x.reshape(-1, site.in_features)
+        self._not_run.difference_update(part.path for part in site.slices)
+        segments = self._plan.segments
+        if self._fast is not None and self._tables:
+            segments = self._run_kernels(site, x_ri, y_ro := y_ro.contiguous(), *self._fast)
+        elif self._tables:
+            _refuse_capture(site, y)
         for part in site.slices:
-            self._not_run.discard(part.path)
-            for segment in self._plan.segments:
+            for segment in segments:
                 self._add(segment, part, x_ri, y_ro)
         return y_ro.view(y.shape)
+
+    def _run_kernels(
+        self, site: Site, x_ri: Tensor, y_ro: Tensor, fast: FastPath, prepared: Prepared
+    ) -> tuple[Segment, ...]:
+        """The segments that remain for the reference."""
+        why = fast.why_not(x_ri, y_ro)
+        remain = self._plan.segments if why else prepared.reference
+        if remain:
+            _refuse_capture(site, y_ro)
+        if why:
+            self._stand_in(site.path, why)
+        elif prepared.view is not None:
+            fast.run(site, prepared.view, x_ri.contiguous(), y_ro)
+        return remain
+
+    def _stand_in(self, where: str, reason: str) -> None:
+        if self._strict:
+            raise error(
+                Code.KERNEL_UNAVAILABLE, where, f"the reference would stand in for a kernel: {reason}",
+                "Leave such rows to an engine that is not strict, or take the cause away.",
+            )  # fmt: skip
+        self._reasons.add(reason)
 
     def _add(self, segment: Segment, part: Slice, x_ri: Tensor, y_ro: Tensor) -> None:
         terms = self._terms(segment, part)
@@ -94,17 +142,33 @@ class RunningStep:
                 "Make the cache on the model's device; a model over several devices needs sharding.",
             )  # fmt: skip
 
+    @property
+    def _kernel(self) -> str:
+        if self._fast is None:
+            return KERNEL
+        prepared = self._fast[1]
+        if prepared.view is not None:
+            return f"triton:{prepared.view.shape.regime}"
+        return KERNEL if prepared.reference else "none"
+
     def receipt(self) -> Receipt:
-        """What has run so far. `fallback`: the reference is the only kernel, it stands in for none."""
+        """What has run so far."""
         return Receipt(
             segments=segment_receipts(self._plan),
-            kernel=KERNEL,
-            fallback=False,
+            kernel=self._kernel,
+            fallback=bool(self._reasons),
             batch_invariant=self._batch_invariant,
             device=str(self._arena.device),
             layer_calls=self._calls,
             not_run=tuple(sorted(self._not_run)),
+            reasons=tuple(sorted(self._reasons)),
         )
+
+
+def _refuse_capture(site: Site, y: Tensor) -> None:
+    """A graph would repeat the reference's rows and pages of this very step, whatever the next one has."""
+    if y.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{site.path}: what the reference does cannot be captured in a graph")
 
 
 class CurrentStep:

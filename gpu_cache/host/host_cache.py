@@ -139,6 +139,9 @@ class HostCache:
             self._packer.serve()
             return self._leave(request)
 
+    def deliver(self) -> None:
+        self._answers.deliver()
+
     def release(self, request: int) -> None:
         with self._lock:
             found = self._requests.get(request)

@@ -159,6 +159,11 @@ class Host(Protocol):
         """
         ...
 
+    def deliver(self) -> None:
+        """Says in this thread, which holds no lock, what is known by now but not said yet. Without it another thread
+        says it a little later."""
+        ...
+
     def release(self, request: int) -> None:
         """Gives back what the request holds, or cancels it; its `settle` may still come, as LEASE_CANCELLED or not
         at all. Idempotent."""

@@ -178,6 +178,17 @@ class HostContract:
         assert loader.calls == ["prepare acme/a"]
         assert user.host.usage().images == {}
 
+    def test_facts_say_who_signed_each_claim(self, loader: MemoryLoader, hosts: list[Host]) -> None:
+        user = self.open(loader, hosts)
+        first = loader.publish("acme/a", publisher="key-1")
+        others = [
+            loader.publish(f"acme/{n}", digest=first.digest, publisher=p) for n, p in (("b", "key-2"), ("c", None))
+        ]
+        for version in (first, *others, first):
+            facts = user.verify(version.resolved).answer()
+            assert isinstance(facts, Facts)
+            assert facts.publisher == version.publisher
+
     def test_equal_wishes_share_the_work(self, loader: MemoryLoader, hosts: list[Host]) -> None:
         user = self.open(loader, hosts)
         version = loader.publish("acme/a", 2).resolved

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from adapterd.gpu_cache.device import Device, open_device
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import Code, error
@@ -65,23 +66,38 @@ class StaticTicket:
         self.ends += 1
 
 
-@dataclass
+@dataclass(frozen=True)
+class StaticSizes:
+    """What the kernels' tables are sized by."""
+
+    page_bytes: int
+    dtype: str
+    max_residents: int
+
+
 class StaticCache:
     """See the module. `tickets` lists one ticket for each step that began."""
 
-    base: BaseSpec
-    device: str = "cpu"
-    n_pages: int = 512
-    page_bytes: int = 4096
-    tickets: list[StaticTicket] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        base: BaseSpec,
+        *,
+        device: str = "cpu",
+        n_pages: int = 512,
+        page_bytes: int = 4096,
+        dtype: str = "auto",
+        slots: int = 64,
+    ) -> None:
+        self.base, self.n_pages, self.page_bytes = base, n_pages, page_bytes
+        self.device: Device = open_device(device)
+        self.config = StaticSizes(page_bytes, dtype, slots)
+        self.tickets: list[StaticTicket] = []
         nbytes = self.n_pages * self.page_bytes
-        self.arena = torch.full((nbytes,), POISON, dtype=torch.uint8, device=self.device)
+        self.arena = torch.full((nbytes,), POISON, dtype=torch.uint8, device=device)
         self._free = list(range(self.n_pages))
         random.Random(5).shuffle(self._free)
         self._generations: dict[int, int] = {}
-        self._free_slots = list(range(64))
+        self._free_slots = list(range(slots))
 
     def add(
         self,
@@ -116,7 +132,7 @@ class StaticCache:
             rows = factors.a if block.matrix == "a" else factors.b.T
             data = rows[block.row : block.row + block.rows].contiguous().view(torch.uint8).flatten()
             begin = pages[block.page] * layout.page_bytes + block.offset
-            self.arena[begin : begin + data.numel()] = data.to(self.device)
+            self.arena[begin : begin + data.numel()] = data.to(self.arena.device)
         return resident
 
     def lease(self, *parts: tuple[Adapter, float] | Adapter) -> StaticLease:

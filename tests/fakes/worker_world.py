@@ -154,13 +154,15 @@ class WorkerWorld:
         assert list(got) == wanted
 
     def check_held(self, leases: int) -> None:
-        """So many leases are held; with none, no keys and values and no step either."""
+        """So many leases hold something; with none, no keys and values and no step either."""
         told, loop = self.cache.statistics(), self.loop.statistics()
-        live = sum(n for state, n in told.leases.items() if state is not LeaseState.RELEASED)
+        empty = {LeaseState.RELEASED, LeaseState.PAUSED}
+        live = sum(n for state, n in told.leases.items() if state not in empty)
         assert (live, told.leaked_leases, told.steps_in_flight) == (leases, 0, 0)
         assert leases or loop.kv_bytes == 0
 
     def check_clean(self) -> None:
         """Nothing is open and nothing is held."""
         self.check_held(0)
+        assert self.cache.statistics().leases.get(LeaseState.PAUSED, 0) == 0
         assert sum(self.loop.statistics().open.values()) == 0

@@ -26,6 +26,26 @@ def test_what_cannot_be_used_is_named() -> None:
             assert released.value.problems[0].where == name
 
 
+def test_what_is_used_after_its_release_never_reads_who_came_after() -> None:
+    """Its pages and its slot are another tenant's by then."""
+    with World(vram=2, max_residents=1) as world:
+        world.loader.publish("acme/a", 2), world.loader.publish("blue/b", 2)
+        gone = world.ready("acme/a")
+        ((old, _),) = gone.composition
+        gone.release()
+        other = world.ready("blue/b")
+        ((new, _),) = other.composition
+        assert (new.slot, set(new.pages)) == (old.slot, set(old.pages))
+        for leases in ([gone], [other, gone], [gone, other]):
+            with pytest.raises(AdapterdError) as released:
+                world.cache.begin_step(leases)
+            assert released.value.code is Code.LEASE_RELEASED
+        with pytest.raises(AdapterdError):
+            gone.resume()
+        gone.release()
+        assert other.ready and world.cache.statistics().steps_in_flight == 0
+
+
 def test_a_failed_lease_has_no_prefix_key_though_it_was_resolved() -> None:
     with World() as world:
         world.loader.publish("acme/a")

@@ -141,6 +141,9 @@ class HostClient:
     ) -> int:
         return self._ask(Fetch(self._books.next(), tenant, tuple(wanted), priority), settle)
 
+    def deliver(self) -> None:
+        """All answers come in the thread that reads them."""
+
     def release(self, request: int) -> None:
         if self._books.released(request, self.slab):
             self._tell(Release(request))

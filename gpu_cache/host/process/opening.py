@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.host.process.client import HostClient
 from adapterd.gpu_cache.host.process.settings import LoaderSettings, settings_of
-from adapterd.gpu_cache.host.process.sockets import check_path
+from adapterd.gpu_cache.host.process.sockets import MAX_PATH_BYTES, check_path
 from adapterd.gpu_cache.host.process.spawn import Starter
 from adapterd.gpu_cache.host.process.worker_trust import WorkerTrust
 from adapterd.loader.base_model import BaseSpec
@@ -81,7 +82,13 @@ def open_client(
 
 
 def _folder(cleanup: ExitStack) -> Path:
-    """One that nobody else may enter. The loader takes it away at its end; a loader that was killed does not."""
-    folder = Path(tempfile.mkdtemp(prefix="adapterd-loader-"))
+    """One that nobody else may enter. The loader takes it away at its end; a loader that was killed does not.
+
+    Paths of sockets are short: where the temporary folder's is too long, /tmp will do.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="adr-"))
+    if len(os.fsencode(folder / SOCKET)) > MAX_PATH_BYTES:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="adr-", dir="/tmp"))
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder

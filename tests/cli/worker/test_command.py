@@ -33,7 +33,8 @@ def published(tmp_path: Path) -> list[str]:
     """The options of a worker over one published adapter."""
     base = BaseSpec.from_module(tiny_model(), id=TINY_ID, revision=TINY_REVISION)
     publisher = FolderPublisher(tmp_path / "published", base)
-    publisher.publish("acme", "finance", modules=ALL, rank=4, alpha=8, seed=1)
+    for seed, name in enumerate(("finance", "narrow", "wide"), 1):
+        publisher.publish("acme", name, modules=ALL, rank=2 * seed, alpha=8, seed=seed)
     publisher.trust.save(tmp_path / "trust.json")
     return ["--model", "tiny", "--source", str(publisher.root), "--trust", str(tmp_path / "trust.json")]
 
@@ -121,6 +122,64 @@ def test_a_second_signal_ends_what_is_open(published: list[str]) -> None:
     assert last["done"] in {"cancelled", "length"}
 
 
+def ask(process: subprocess.Popen[str], *requests: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("".join(json.dumps(request) + "\n" for request in requests))
+    process.stdin.flush()
+
+
+def test_its_cache_answers_on_a_socket(published: list[str], shell: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "run/s"
+    with worker([*published, "--socket", str(path), "--metrics-port", "0"]) as process:
+        begin(process, {**LONG, "ref": "acme/finance"})
+        told = shell.json("cache", "status", "--socket", path)
+        (row,) = told["adapters"]
+        assert (row["tenant"], row["adapters"], row["tier"]) == ("acme", ["finance"], "resident")
+        assert shell.run("cache", "drain", "--socket", path).exit_code == 0
+        ask(process, {**ASK, "ref": "acme/finance"})
+        answers = []
+        assert process.stdout is not None and process.stderr is not None
+        while not any(answer["id"] == "a" for answer in answers):
+            answers += lines(process.stdout.readline())
+        assert answers[-1]["error"]["code"] == "CACHE_DRAINING"
+        process.stdin.close()  # type: ignore[union-attr]
+        answers += lines(process.stdout.read())
+        assert process.wait(60) == 0 and answers[-1]["done"] == "length"
+        said = process.stderr.read()
+        assert f"the cache's socket is {path}" in said and "metrics are at http://127.0.0.1:" in said
+        process.stdin = None
+    assert not path.exists()
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """Of all its threads: a child belongs to the one that started it."""
+    found = []
+    for folder in Path(f"/proc/{process.pid}/task").iterdir():
+        found += [int(child) for child in (folder / "children").read_text().split()]
+    return found
+
+
+def test_a_loader_that_is_killed_holds_up_only_what_has_to_be_loaded(published: list[str], tmp_path: Path) -> None:
+    """Resident adapters serve on; what was asked for before and after the kill comes from the next loader."""
+    with worker([*published, "--loader", "process", "--json"]) as process:
+        begin(process, {**LONG, "ref": "acme/finance"})
+        (first,) = children(process)
+        ask(process, {**ASK, "id": "before", "ref": "acme/narrow"})
+        os.kill(first, signal.SIGKILL)
+        ask(process, {**ASK, "id": "here", "ref": "acme/finance"}, {**ASK, "id": "after", "ref": "acme/wide"})
+        out, told = process.communicate()
+    assert process.returncode == 0, told
+    written, brace, summary = out.partition("{\n")
+    answers = lines(written)
+    assert [a["index"] for a in answers if a["id"] == "long" and "token" in a] == list(range(1, 500))
+    last = {a["id"]: a for a in answers if "token" not in a}
+    assert {name: a["done"] for name, a in last.items()} == dict.fromkeys(("long", "before", "here", "after"), "length")
+    applied = {name: a["applied"][0]["version_digest"] for name, a in last.items()}
+    assert applied["long"] == applied["here"] and len(set(applied.values())) == 3
+    assert json.loads(brace + summary)["adapters"]["leaked"] == 0
+    assert "the connection to the loader ended" in told and "Traceback" not in told
+
+
 def test_a_reader_that_goes_away_ends_it(published: list[str]) -> None:
     with worker(published) as process:
         begin(process, LONG)
@@ -142,6 +201,8 @@ def test_what_keeps_it_from_starting_is_said(shell: Commands, tmp_path: Path, pu
         (2, "REQUEST_INVALID", ["--model", "tiny", "--vram", "lots"]),
         (2, "REQUEST_INVALID", []),
         (1, "SETTINGS_INVALID", [*published, "--vram", "1KiB"]),
+        (1, "SETTINGS_INVALID", [*published, "--metrics-port", "0"]),
+        (1, "SETTINGS_INVALID", [*published, "--socket", tmp_path / ("s" * 200)]),
         (1, "BASE_TABLE_INVALID", [*published, "--base", wrong_table(tmp_path)]),
     ):
         result = shell.run("worker", *options)

@@ -13,6 +13,7 @@ from adapterd.cli.worker.prefix import BLOCK_TOKENS, PrefixCache
 from adapterd.cli.worker.requests import Event, Reason, Request, Token
 from adapterd.cli.worker.scheduling import C, Choice, FirstComeFirstServed
 from adapterd.cli.worker.tally import Progress
+from adapterd.gpu_cache.revocation import Revocation
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code
 from fakes.hanging_source import HangingSource
@@ -116,6 +117,29 @@ def test_a_base_reload_ends_everything_that_was_open(tmp_path: Path) -> None:
         assert len(world.tokens("base")) == 6 or code_of(world, "base") is Code.SLOT_STALE
         assert code_of(world, "finance") is Code.SLOT_STALE
         world.engine.rebind(world.model, world.base)
+        check_still_serves(world)
+
+
+def test_a_revocation_while_serving_ends_what_it_is_about_and_nothing_else(tmp_path: Path) -> None:
+    with WorkerWorld(tmp_path, prefix=PrefixCache(8)) as world:
+        publish_all(world)
+        finance = world.answer("acme/finance", PROMPT, 30)
+        both = (("acme/finance", 1.0), ("acme/narrow", 1.0))
+        hit = {"narrow": "acme/narrow", "both": both, "paused": "acme/narrow"}
+        for name, wish in {"base": None, "finance": "acme/finance", **hit}.items():
+            world.ask(name, wish, PROMPT, 30)  # type: ignore[arg-type]
+        world.run(lambda: all(len(world.tokens(name)) > 2 for name in hit))
+        world.loop.pause("paused")
+        told = {name: len(world.tokens(name)) for name in hit}
+        world.cache.revoke(Revocation("acme", adapter="narrow", reason="it leaks"))
+        world.ask("late", "acme/narrow", PROMPT)
+        world.run()
+        for name in (*hit, "late"):
+            assert code_of(world, name) is Code.VERSION_REVOKED
+            assert "it leaks" in world.ended(name).problems[0].message
+        assert {name: len(world.tokens(name)) for name in hit} == told and max(told.values()) < 30
+        assert world.tokens("finance") == finance
+        assert len(world.tokens("base")) == 30
         check_still_serves(world)
 
 

@@ -29,7 +29,7 @@ class Unruly:
         self._random = random.Random(seed)
         self.names: list[str] = []
 
-    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
         return self._random.sample(waiting, self._random.randint(0 if idle else 1, len(waiting)))
 
     def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
@@ -60,7 +60,7 @@ class Watched:
         self._inner = inner
         self.names: list[str] = []
 
-    def admit(self, waiting: Sequence[C], idle: int) -> Sequence[C]:
+    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
         return self._inner.admit(waiting, idle)
 
     def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:

@@ -255,7 +255,12 @@ def test_hundreds_of_loads_leave_nothing_behind(publisher: FolderPublisher, tmp_
 
 def test_a_second_process_finds_the_packed_form_on_disk(publisher: FolderPublisher, tmp_path: Path) -> None:
     publisher.publish("acme", "finance", modules=["q_proj"])
-    settings = {"store": tmp_path / "store", "store_key": tmp_path / "store.key", "store_bytes": 64 * MIB, "loader_threads": 1}
+    settings = {
+        "store": tmp_path / "store",
+        "store_key": tmp_path / "store.key",
+        "store_bytes": 64 * MIB,
+        "loader_threads": 1,
+    }
     seen: list[bytes] = []
     for origin in (Origin.SOURCE, Origin.PACKED):
         with cache_over(publisher, **settings) as cache:

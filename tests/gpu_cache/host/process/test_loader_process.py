@@ -149,6 +149,18 @@ def test_the_cache_over_a_process_has_the_bytes_that_the_cache_over_threads_has(
     assert any(arenas[0][0])
 
 
+def test_a_long_temporary_folder_does_not_matter(
+    publisher: FolderPublisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / "tmp" / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with ExitStack() as stack:
+        client = _open(stack, tmp_path, publisher)
+        assert HostUser(client).images(_version(publisher))
+    long.rmdir()
+
+
 def test_a_loader_does_not_import_torch() -> None:
     code = f"import sys, {MODULE}.__main__, adapterd.loader.store, adapterd.loader.pack, adapterd.loader.sources\n"
     code += "print([n for n in ('torch', 'transformers', 'sqlalchemy') if n in sys.modules])"

@@ -1,0 +1,1 @@
+"""Grouped LoRA kernels in Triton over block tables. Import only where Triton is: see `dispatch`."""

@@ -1,0 +1,284 @@
+"""Launches the two kernels of a linear: grids, constants and memory for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from adapterd.gpu_cache.engine.device_plan import LaunchShape, PlanView, Regime
+from adapterd.gpu_cache.engine.kernels.configs import RowsConfig, TilesConfig, rows_config, tiles_config
+from adapterd.gpu_cache.engine.kernels.expand import expand_rows, expand_tiles
+from adapterd.gpu_cache.engine.kernels.shrink import shrink_rows, shrink_tiles
+
+if TYPE_CHECKING:
+    from adapterd.gpu_cache.engine.device_tables import DeviceTables
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+STRIPS = tuple(1 << bit for bit in range(4, 13))
+"""Columns that a program of `expand` may have, 16 to 4096."""
+LANES_KEPT = 128
+"""Lanes of h that stay in registers; compositions of more rank read h again for every column tile."""
+_TRITON: Mapping[torch.dtype, Any] = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+DTYPES = frozenset(_TRITON)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a linear's launches depend on; layers of one form share everything but addresses.
+
+    Attributes:
+        in_features, out_features: of the live layer.
+        slices: (first column, width) of each served module in it.
+        rows: rank rows of a block.
+    """
+
+    in_features: int
+    out_features: int
+    slices: tuple[tuple[int, int], ...]
+    rows: int
+
+    @property
+    def step(self) -> int:
+        """The largest power of two up to 16 that divides every offset and width: what columns are counted in."""
+        step = 16
+        while any(offset % step or width % step for offset, width in self.slices):
+            step //= 2
+        return step
+
+    def strips(self, columns: int) -> list[tuple[int, int, int, int]]:
+        """(slice, first column in it, first column of the output, width), the last three in `step`s."""
+        step = self.step
+        return [
+            (index, begin // step, (offset + begin) // step, width // step)
+            for index, (offset, width) in enumerate(self.slices)
+            for begin in range(0, width, columns)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One live layer: its form, and where the cells of its slices begin."""
+
+    form: Form
+    a: Tensor
+    b: Tensor
+    scales: Tensor
+
+
+def linear_of(form: Form, tables: DeviceTables, matrix: int) -> Linear:
+    """The layer whose slices are the matrices from `matrix` on."""
+    shape = tables.shape
+    at = matrix * shape.entries
+    words = tables.cells.view(torch.float32)
+    return Linear(form, tables.cells[at:], tables.cells[shape.plane + at :], words[2 * (2 * shape.plane + at) :])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Grids and constants of both kernels for a form, a shape and dtypes."""
+
+    shrink_grid: tuple[int, ...]
+    shrink: Mapping[str, Any]
+    expand_grid: tuple[int, ...]
+    expand: Mapping[str, Any]
+    strips: Tensor
+    planes: int
+
+
+class Launcher:
+    """Runs linears. Not thread-safe: planes of partial sums are shared, in stream order.
+
+    Args:
+        forms: all that will be run.
+        arena: uint8.
+        adapter_dtype: of the adapters in it that kernels read.
+        entries: cells a matrix.
+        pdl: programmatic dependent launch; sm_90 and later.
+        choose_rows, choose_tiles: where configurations come from.
+    """
+
+    def __init__(
+        self,
+        forms: Sequence[Form],
+        arena: Tensor,
+        adapter_dtype: torch.dtype,
+        entries: int,
+        *,
+        batch_invariant: bool = False,
+        pdl: bool = False,
+        choose_rows: Callable[..., RowsConfig] = rows_config,
+        choose_tiles: Callable[..., TilesConfig] = tiles_config,
+    ) -> None:
+        self._arena = arena[: arena.numel() // 16 * 16].view(adapter_dtype)
+        self._entries, self._unit = entries, 16 // adapter_dtype.itemsize
+        self._batch_invariant, self._pdl = batch_invariant, pdl and not INTERPRETED
+        self._choose_rows, self._choose_tiles = choose_rows, choose_tiles
+        self._strips: dict[tuple[Form, int], Tensor] = {
+            (form, columns): torch.tensor(form.strips(columns), dtype=torch.int32, device=arena.device)
+            for form in dict.fromkeys(forms)
+            for columns in STRIPS
+        }
+        self._launches: dict[tuple[Form, LaunchShape, torch.dtype, torch.dtype], Launch] = {}
+        self._planes = [torch.empty(0, device=arena.device)]
+
+    def run(self, linear: Linear, plan: PlanView, x: Tensor, y: Tensor) -> None:
+        """y [rows, out] += what the plan's adapters add for x [rows, in]; both contiguous, dtypes of `DTYPES`."""
+        launch = self.launch_of(linear.form, plan.shape, x.dtype, y.dtype)
+        planes, rows = self._planes_of(launch.planes), plan.shape.rows
+        with self._on_device():
+            if plan.shape.regime is Regime.ROWS:
+                shrink_rows[launch.shrink_grid](
+                    x, self._arena, linear.a, linear.scales, planes, plan.items, plan.parts, plan.weights, rows,
+                    **launch.shrink,
+                )  # fmt: skip
+                expand_rows[launch.expand_grid](
+                    y, self._arena, linear.b, planes, plan.tiles, launch.strips, plan.parts, rows, **launch.expand
+                )
+            else:
+                shrink_tiles[launch.shrink_grid](
+                    x, self._arena, linear.a, linear.scales, planes, plan.order, plan.tiles, plan.parts,
+                    plan.weights, rows, **launch.shrink,
+                )  # fmt: skip
+                expand_tiles[launch.expand_grid](
+                    y, self._arena, linear.b, planes, plan.order, plan.tiles, launch.strips, plan.parts, rows,
+                    **launch.expand,
+                )  # fmt: skip
+
+    def launch_of(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
+        key = (form, shape, x, y)
+        known = self._launches.get(key)
+        if known is None:
+            if len(self._launches) > 4096:  # steps of ever new sizes
+                self._launches.clear()
+            make = self._rows_launch if shape.regime is Regime.ROWS else self._tiles_launch
+            known = self._launches[key] = make(form, shape, x, y)
+        return known
+
+    # --- one regime each
+
+    def _rows_launch(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
+        wide = max(x.itemsize, self._arena.dtype.itemsize)
+        config = self._choose_rows(_key(form, shape), wide)
+        part = _part(form.in_features, config.split, config.block_k)
+        columns, even = _strip(form, config.block_n)
+        shared = self._shared(form, shape, config.split)
+        shrink = {
+            **shared, "K": form.in_features, "K_PART": part, "BLOCK_K": config.block_k,
+            "EVEN": part * config.split == form.in_features, "num_warps": config.shrink_warps, "num_stages": 3,
+        }  # fmt: skip
+        expand = {
+            **shared, "N": form.out_features, "BLOCK_N": columns, "STEP": form.step, "EVEN": even,
+            "num_warps": config.expand_warps, "num_stages": 1, **self._dependent(),
+        }  # fmt: skip
+        strips = self._strips[form, columns]
+        return Launch(
+            (shape.items, config.split * len(form.slices)), shrink,
+            (len(strips), shape.rows), expand, strips, config.split * shape.rows * shared["WIDTH"],
+        )  # fmt: skip
+
+    def _tiles_launch(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
+        wide = max(x.itemsize, self._arena.dtype.itemsize)
+        config = self._choose_tiles(_key(form, shape), wide, batch_invariant=self._batch_invariant)
+        part = _part(form.in_features, config.split, config.block_k)
+        shared = self._shared(form, shape, config.split)
+        split = shared.pop("SPLIT")
+        width, lanes = shared["WIDTH"], max(16, config.lanes)
+        columns, even = _strip(form, config.block_n * config.walk)
+        block_n = min(config.block_n, columns)
+        most = max(16, min(LANES_KEPT if wide == 2 else 64, shape.blocks * form.rows))
+        shrink_operand, shrink_precision = self._shrink_product(x)
+        operand, precision = self._expand_product(y)
+        shrink = {
+            **shared, "K": form.in_features, "K_PART": part, "SLICES": len(form.slices), "LANES": lanes,
+            "BLOCK_M": shape.tile_rows, "BLOCK_K": config.block_k, "STAGES": config.shrink_stages,
+            "OPERAND": shrink_operand, "PRECISION": shrink_precision,
+            "EVEN": part * split == form.in_features, "num_warps": config.shrink_warps,
+        }  # fmt: skip
+        expand = {
+            **shared, "N": form.out_features, "SPLIT": split, "FEW": min(16, most), "MANY": most,
+            "BLOCK_M": shape.tile_rows, "BLOCK_N": block_n, "WALK": columns // block_n,
+            "STAGES": config.expand_stages, "STEP": form.step, "OPERAND": operand, "PRECISION": precision,
+            "EVEN": even, "num_warps": config.expand_warps, **self._dependent(),
+        }  # fmt: skip
+        strips = self._strips[form, columns]
+        return Launch(
+            (shape.tiles, split, -(-width // lanes)), shrink,
+            (len(strips), shape.tiles), expand, strips, split * shape.rows * width,
+        )  # fmt: skip
+
+    def _shared(self, form: Form, shape: LaunchShape, split: int) -> dict[str, Any]:
+        return {
+            "ENTRIES": self._entries,
+            "BLOCKS": shape.blocks,
+            "ROWS": form.rows,
+            "WIDTH": len(form.slices) * shape.blocks * form.rows,
+            "SPLIT": split,
+            "UNIT": self._unit,
+            "PDL": self._pdl,
+        }
+
+    def _dependent(self) -> dict[str, Any]:
+        return {"launch_pdl": True} if self._pdl else {}
+
+    def _shrink_product(self, x: torch.dtype) -> tuple[Any, str]:
+        """(dtype, precision) of the operands on tensor cores, which sum in fp32: every product of two bytes is exact.
+
+        tf32 holds fp16 and bf16, for the rare layer whose type is not the adapter's.
+        """
+        adapter = self._arena.dtype
+        if INTERPRETED or torch.float32 in {x, adapter}:
+            return tl.float32, "ieee"
+        return (_TRITON[adapter], "ieee") if x == adapter else (tl.float32, "tf32")
+
+    def _expand_product(self, y: torch.dtype) -> tuple[Any, str]:
+        """The same for h B. For bf16 h is rounded to bf16; for fp16 to tf32, in which a large h cannot overflow."""
+        adapter = self._arena.dtype
+        if INTERPRETED or torch.float32 in {y, adapter}:
+            return tl.float32, "ieee"
+        return (tl.bfloat16, "ieee") if y == adapter == torch.bfloat16 else (tl.float32, "tf32")
+
+    # --- memory and device
+
+    def _planes_of(self, size: int) -> Tensor:
+        """fp32 scratch. Former ones are kept: captured graphs know their addresses."""
+        if self._planes[-1].numel() < size:
+            with torch.inference_mode(False):
+                self._planes.append(torch.empty(2 * size, device=self._arena.device))
+        return self._planes[-1]
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        device = self._arena.device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return nullcontext()
+        return torch.cuda.device(device)
+
+
+def _key(form: Form, shape: LaunchShape) -> tuple[int, int, int, int, int]:
+    return form.in_features, form.out_features, len(form.slices), shape.blocks * form.rows, shape.rows
+
+
+def _part(k: int, split: int, block_k: int) -> int:
+    """Elements of K of a part: whole blocks."""
+    return -(-k // (split * block_k)) * block_k
+
+
+def _strip(form: Form, columns: int) -> tuple[int, bool]:
+    """(columns of a strip, whether every slice is whole strips), at most `columns`."""
+    widths = [width for _, width in form.slices]
+    size = min(columns, STRIPS[-1])
+    while size >= 64:
+        if all(width % size == 0 for width in widths):
+            return size, True
+        size //= 2
+    return max(16, min(columns, STRIPS[-1], 1 << (max(widths) - 1).bit_length())), False
