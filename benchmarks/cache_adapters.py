@@ -116,6 +116,10 @@ class MadeUp:
         return layout_of(self.loader.base, self.shape, self.loader.page_bytes)
 
     @property
+    def publisher(self) -> str | None:
+        return None
+
+    @property
     def alias(self) -> str:
         return f"{TENANT}/a{self.number}"
 

@@ -100,7 +100,7 @@ class CacheBooks(LeaseBooks):
         self._stager.admit(record, problems or (DRAINING if self._draining else ()))
         return record
 
-    def _warm(self, wish: Wish, tenant: str, priority: int) -> LeaseRecord | None:
+    def _warm(self, wish: Wish | int, tenant: str, priority: int) -> LeaseRecord | None:
         """A new lease on what is known to be in VRAM."""
         if self._draining:
             return None

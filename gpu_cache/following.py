@@ -92,8 +92,12 @@ class Following(CacheBooks):
         with self._lock:
             self._check_open()
             self._notice()
-            asked, resolved = choose()
-            lease = self._lease(self._begin(tenant, (asked, ()), priority, resolved=resolved))
+            asked, resolved, holder = choose()
+            record = None if holder is None else self._warm(holder, tenant, priority)
+            if record is None:
+                record = self._begin(tenant, (asked, ()), priority, resolved=resolved)
+                self._seen.remember(holder, record)  # of None nothing is remembered
+            lease = self._lease(record)
         self._issue_if_idle()
         return lease
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 HALVES = 1 << 64
 
-Choice = tuple[tuple[Asked, ...], tuple["Resolved", ...]]
-"""What a new lease asks for, and which versions that is, if it is known."""
+Choice = tuple[tuple[Asked, ...], tuple["Resolved", ...], int | None]
+"""What a new lease asks for, which versions that is, and the number of the lease that holds them; if known."""
 
 
 class Keeper(Protocol):
@@ -236,7 +236,8 @@ class Route:
         branch = self.main
         if self.canary is not None and self._is_canarys(key) and self.canary.known:
             branch = self.canary
-        return branch.asked, branch.known
+        holder = branch.current.seq if branch.current is not None and branch.known else None
+        return branch.asked, branch.known, holder
 
     def turn(self) -> None:
         """A step boundary."""

@@ -42,20 +42,26 @@ class WarmLeases:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._seen: dict[tuple[str, str | int], _Seen] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def remember(self, wish: object, record: LeaseRecord) -> None:
-        """What a lease came to, if it is of the kind that can be had the short way again."""
+        """What a lease came to, if it is of the kind that can be had the short way again.
+
+        Args:
+            wish: a REF that names a digest; or the number of the lease by which a route holds its current version.
+        """
         one = len(record.asked) == len(record.entries) == len(record.residents) == 1
-        if not isinstance(wish, str) or not one or record.state is not LeaseState.READY or record.components is None:
+        ready = record.state is LeaseState.READY and record.components is not None
+        if not isinstance(wish, str | int) or not one or not ready:
             return
+        assert record.components is not None
         entry, resolved = record.entries[0], record.resolved[0]
         claim = claim_of(resolved)
         verified = entry.verified.get(claim)
-        if verified is None or not is_pinned(record.asked[0].ref):
+        if verified is None or (isinstance(wish, str) and not is_pinned(record.asked[0].ref)):
             return
         if len(self._seen) >= self._most:
             self._seen.clear()
@@ -66,7 +72,7 @@ class WarmLeases:
 
     def fill(self, record: LeaseRecord, wish: object, trust_changes: int, tick: int) -> bool:
         """Makes `record`, a new lease on `wish`, ready and has it pin. False, and nothing done, if it is not known."""
-        seen = self._seen.get((record.tenant, wish)) if isinstance(wish, str) else None
+        seen = self._seen.get((record.tenant, wish)) if isinstance(wish, str | int) else None
         if seen is None:
             return False
         entry = seen.entry

@@ -60,21 +60,21 @@ class TableShape:
         dtype, page_bytes: of the arena that kernels read.
 
     Attributes:
+        slots: that the tables have room for; residents in others are not served.
         rows: rank rows of a block, by matrix.
         entries: cells a matrix, a power of two.
         stride: cells a slot.
     """
 
     def __init__(self, matrices: Sequence[Matrix], slots: int, max_rank: int, dtype: Dtype, page_bytes: int) -> None:
-        self.matrices, self.slots, self.dtype, self.page_bytes = tuple(matrices), slots, dtype, page_bytes
+        self.matrices, self.dtype, self.page_bytes = tuple(matrices), dtype, page_bytes
         self.index: Mapping[str, int] = {matrix.name: i for i, matrix in enumerate(self.matrices)}
         self.rows = tuple(rows_of_block(matrix, dtype, page_bytes) for matrix in self.matrices)
         most = max(-(-max_rank // rows) for rows in self.rows)
         self.entries = max(2, 1 << (most - 1).bit_length())  # two at least: every matrix begins at 16 bytes
         self.plane = len(self.matrices) * self.entries
         self.stride = 3 * self.plane
-        if slots * self.stride > 2**31 - 1:
-            raise ValueError(f"{slots} slots of {self.stride} cells are more than 32 bits can number")
+        self.slots = min(slots, (2**31 - 1) // self.stride)  # cells have 32-bit numbers
 
 
 class DeviceTables:
@@ -96,7 +96,7 @@ class DeviceTables:
         """Why kernels cannot serve `resident`, or nothing."""
         layout, shape = resident.layout, self.shape
         if layout.dtype != shape.dtype:
-            return f"adapter is {layout.dtype}, kernels read {shape.dtype}"
+            return f"adapter is {layout.dtype}, kernels read {shape.dtype} (the cache's `dtype` makes them one)"
         if layout.page_bytes != shape.page_bytes or not 0 <= resident.slot < shape.slots:
             return "adapter is outside of the tables"
         most = max((m.rank for m in resident.manifest.modules), default=0)

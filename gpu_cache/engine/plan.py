@@ -125,7 +125,11 @@ class Segment:
         return self.start + self.rows
 
     def same_composition(self, components: tuple[Component, ...]) -> bool:
-        return [c.identity for c in self.components] == [c.identity for c in components]
+        mine = self.components
+        return len(mine) == len(components) and all(
+            a.resident.slot == b.resident.slot and a.identity == b.identity
+            for a, b in zip(mine, components, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +167,18 @@ def check_rows(rows_of: Sequence[tuple[object, int]]) -> None:
 def build_plan(rows_of: Rows) -> BatchPlan:
     """Segments of checked entries whose leases are ready; adjacent equal compositions become one."""
     segments: list[Segment] = []
+    known: dict[int, tuple[Component, ...]] = {}
     start = 0
+    last: Segment | None = None
     for lease, rows in rows_of:
-        components = _components(lease)
-        last = segments[-1] if segments else None
-        if last is not None and last.same_composition(components):
-            segments[-1] = Segment(last.start, last.rows + rows, components)
+        components = known.get(id(lease))
+        if components is None:
+            components = known[id(lease)] = _components(lease)
+        if last is not None and (components is last.components or last.same_composition(components)):
+            last = segments[-1] = Segment(last.start, last.rows + rows, components)
         else:
-            segments.append(Segment(start, rows, components))
+            last = Segment(start, rows, components)
+            segments.append(last)
         start += rows
     return BatchPlan(start, tuple(segments))
 
@@ -178,4 +186,4 @@ def build_plan(rows_of: Rows) -> BatchPlan:
 def _components(lease: LeaseLike | None) -> tuple[Component, ...]:
     if lease is None:
         return ()
-    return tuple(Component(resident, float(weight)) for resident, weight in lease.composition)
+    return tuple([Component(resident, float(weight)) for resident, weight in lease.composition])

@@ -62,7 +62,8 @@ class RunningStep:
             self._stand_in("step", reason)
         self._thread = threading.get_ident()
         self._calls = 0
-        self._not_run = {path for table in self._tables.values() for path in table.modules}
+        self._not_run: set[str] = set()
+        self._not_run.update(*{id(table.paths): table.paths for table in self._tables.values()}.values())
 
     def apply(self, site: Site, x: Tensor, y: Tensor) -> Tensor:
         """The output of `site` for input `x` and base output `y`: y itself, adapted rows changed in place.

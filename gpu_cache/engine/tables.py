@@ -39,10 +39,11 @@ class ModuleBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ResidentTable:
-    """The modules of one resident, by the adapter's own module path."""
+    """The modules of one resident, by the adapter's own module path; `paths` is the same object for equal sets."""
 
     resident: ResidentLike
     modules: Mapping[str, ModuleBlocks]
+    paths: frozenset[str]
 
     def term(self, path: str, weight: float, arena: Tensor) -> Term | None:
         """What this resident adds to module `path`, as views into the arena; None if it leaves it alone."""
@@ -71,6 +72,7 @@ class Tables:
     def __init__(self, served: Collection[str]) -> None:
         self._served = frozenset(served)
         self._by_slot: dict[int, ResidentTable] = {}
+        self._paths: dict[frozenset[str], frozenset[str]] = {}
 
     def of(self, resident: ResidentLike) -> ResidentTable:
         """The table of `resident`.
@@ -82,7 +84,9 @@ class Tables:
         if kept is not None and _same_use(kept.resident, resident):
             return kept
         self._check(resident)
-        table = ResidentTable(resident, _modules(resident))
+        modules = _modules(resident)
+        paths = frozenset(modules)
+        table = ResidentTable(resident, modules, self._paths.setdefault(paths, paths))
         self._by_slot[resident.slot] = table
         return table
 

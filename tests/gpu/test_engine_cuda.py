@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CUDA = "cuda:0"
+KERNELS = ["reference", "triton"]
 ULPS = {torch.float64: 64, torch.float32: 16, torch.bfloat16: 2, torch.float16: 2}
 
 
@@ -33,31 +34,36 @@ def run(engine: LoRAEngine, model: nn.Module, x: Tensor, rows: list[tuple[Static
     with engine.step(rows) as step:
         y = model(x)
     assert step.receipt.device == CUDA
-    assert step.receipt.kernel == "reference:torch"
+    if not step.receipt.fallback and any(lease is not None for lease, _ in rows):
+        assert step.receipt.kernel.startswith("reference" if engine.kernels == "reference" else "triton")
     return y
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("dtype", list(ULPS))
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_each_row_gets_its_own_adapter(cache: StaticCache, distribution: str, dtype: torch.dtype, fused: bool) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_each_row_gets_its_own_adapter(
+    cache: StaticCache, distribution: str, dtype: torch.dtype, fused: bool, kernels: str
+) -> None:
     owners = DISTRIBUTIONS[distribution]
     adapters = adapters_of(cache, max(owners) + 1, "BF16" if dtype == torch.bfloat16 else "F32")
     model, plain = toy(fused=fused, dtype=dtype, device=CUDA), toy(fused=fused, dtype=dtype)
     x = torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
     wanted = per_row(plain, x, compositions(adapters, owners), FUSED if fused else ())
-    engine = LoRAEngine(model, cache, STACKED if fused else None)
+    engine = LoRAEngine(model, cache, STACKED if fused else None, kernels=kernels)
     got = run(engine, model, x.to(CUDA), batch(cache, adapters, owners)).cpu()
     atol = ULPS[dtype] * torch.finfo(dtype).eps * float(wanted.abs().max())
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=atol)
 
 
-def test_base_rows_keep_their_bits_and_steps_repeat(cache: StaticCache) -> None:
-    (adapter,) = adapters_of(cache, 1)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_base_rows_keep_their_bits_and_steps_repeat(cache: StaticCache, kernels: str) -> None:
+    (adapter,) = adapters_of(cache, 1, "BF16")
     model = toy(dtype=torch.bfloat16, device=CUDA)
     x = torch.randn(12, HIDDEN, device=CUDA).bfloat16()
     before = model(x)
-    engine = LoRAEngine(model, cache)
+    engine = LoRAEngine(model, cache, kernels=kernels)
     rows = [(None, 5), (cache.lease(adapter), 3), (None, 4)]
     mixed = run(engine, model, x, rows)
     assert torch.equal(mixed[:5], before[:5])
@@ -66,12 +72,13 @@ def test_base_rows_keep_their_bits_and_steps_repeat(cache: StaticCache) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
-def test_a_step_never_waits_for_the_device(cache: StaticCache) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_step_never_waits_for_the_device(cache: StaticCache, kernels: str) -> None:
     """I13: torch raises on whatever would synchronise."""
     adapters = adapters_of(cache, 3)
     model, x = toy(device=CUDA), torch.randn(ROWS, HIDDEN, device=CUDA)
     rows = batch(cache, adapters, DISTRIBUTIONS["with base"])
-    engine = LoRAEngine(model, cache)
+    engine = LoRAEngine(model, cache, kernels=kernels)
     warm = run(engine, model, x, rows)
     torch.cuda.synchronize()
     try:
@@ -96,7 +103,7 @@ class Zero(nn.Module):
 def one_layer(width: int, out: int, rank: int) -> tuple[nn.Module, StaticCache, Adapter]:
     model = nn.ModuleDict({"x": Zero(width, out)})
     base = BaseSpec.from_module(model, id="tests/zero", revision="d" * 40)
-    cache = StaticCache(base, device=CUDA, page_bytes=1 << 20, n_pages=32)
+    cache = StaticCache(base, device=CUDA, page_bytes=1 << 20, n_pages=32, dtype="F32")
     return model, cache, cache.add({"x": rank}, seed=1)
 
 
@@ -109,7 +116,10 @@ def precision_restored() -> Iterator[None]:
 @pytest.mark.usefixtures("precision_restored")
 @pytest.mark.parametrize("interface", ["old", "new"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_the_delta_is_ieee_fp32_though_the_process_has_tf32(interface: str, batch_invariant: bool) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_delta_is_ieee_fp32_though_the_process_has_tf32(
+    interface: str, batch_invariant: bool, kernels: str
+) -> None:
     model, cache, adapter = one_layer(4096, 1024, 16)
     f = adapter.modules["x"]
     x = torch.randn(64, 4096, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1))
@@ -124,7 +134,7 @@ def test_the_delta_is_ieee_fp32_though_the_process_has_tf32(interface: str, batc
 
     plain = f.scaling * (x @ f.a.to(CUDA).T) @ f.b.to(CUDA).T
     assert worst(plain) > 1e-4, "TF32 is in force outside"
-    engine = LoRAEngine(model, cache, batch_invariant=batch_invariant)
+    engine = LoRAEngine(model, cache, batch_invariant=batch_invariant, kernels=kernels)
     with engine.step([(cache.lease(adapter), 64)]):
         got = model["x"](x)
     assert worst(got) < 2e-6
@@ -134,12 +144,15 @@ def test_the_delta_is_ieee_fp32_though_the_process_has_tf32(interface: str, batc
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("width", "out", "rank"), [(48, 24, 3), (576, 130, 8), (4096, 1024, 64), (64, 14336, 16)])
-def test_batch_invariant_rows_keep_their_bits(width: int, out: int, rank: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_batch_invariant_rows_keep_their_bits(
+    width: int, out: int, rank: int, dtype: torch.dtype, kernels: str
+) -> None:
     model, cache, adapter = one_layer(width, out, rank)
     other = cache.add({"x": rank}, seed=2)
     mine, theirs = cache.lease(adapter), cache.lease(other)
     x = torch.randn(200, width, device=CUDA, generator=torch.Generator(CUDA).manual_seed(4)).to(dtype)
-    engine = LoRAEngine(model, cache, batch_invariant=True)
+    engine = LoRAEngine(model, cache, batch_invariant=True, kernels=kernels)
     with engine.step([(mine, 200)]):
         whole = model["x"](x)
     for start, rows, ahead, behind in [

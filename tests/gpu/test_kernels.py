@@ -250,13 +250,14 @@ def test_another_stream_waits_for_the_one_before() -> None:
 
 
 def test_a_device_that_is_behind_is_an_error_and_no_wait() -> None:
-    world = linear("q", [16])
+    world = linear("q", [16, 16])
     x, y = world.inputs(1)
     world.run(x, y, alone([0]))
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
-    for _ in range(3):
-        world.run(x, y, alone([0]))
+    for turn in range(3):
+        world.run(x, y, alone([1 - turn % 2]))
+    world.run(x, y, alone([1]))  # the same plan again needs no room
     with pytest.raises(AdapterdError) as caught:
         world.run(x, y, alone([0]))
     assert caught.value.code is Code.PLAN_RING_FULL

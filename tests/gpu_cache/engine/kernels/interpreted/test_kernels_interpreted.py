@@ -143,6 +143,20 @@ def test_a_step_that_does_not_fit_a_shape_is_refused() -> None:
     close(got, world.wanted(x, y, alone([0, -1])))
 
 
+def test_a_standing_batch_is_planned_once() -> None:
+    world = OneLinear(48, [32], [[4], [40]])
+    x, y = world.inputs(2)
+    leases = world.entries(alone([0, 1]))
+    world.model["p"].base = y
+    shapes = []
+    for entries in (leases, leases, world.entries(alone([0, 1])), world.entries(alone([1, 0])), leases):
+        with world.engine.step(entries) as step:  # type: ignore[arg-type]
+            got = world.model["p"](x)
+        shapes.append(step.shape)
+        close(got, world.wanted(x, y, alone([1, 0] if entries[0][0].composition[0][0].slot else [0, 1])))
+    assert len(set(shapes)) == 1
+
+
 def test_another_adapter_in_the_slot() -> None:
     world = OneLinear(48, [32], [[4], [40]])
     x, y = world.inputs(2)
@@ -164,7 +178,7 @@ def test_what_kernels_cannot_serve_is_the_references_and_told() -> None:
     close(got, world.wanted(x, y, owners))
     assert (receipt.kernel, receipt.fallback) == ("triton:rows", True)
     assert receipt.reasons == (
-        "adapter is BF16, kernels read F32",
+        "adapter is BF16, kernels read F32 (the cache's `dtype` makes them one)",
         "rank 40 has more blocks than the tables have room for",
     )
     world.engine.strict = True
