@@ -36,7 +36,7 @@ def short_cut(
 def inadmissible(record: LeaseRecord, vram: Budget, max_rank: int) -> Problem | None:
     """Why the lease can never be served, as far as its components are known by now."""
     known = [entry for entry in record.entries if entry.facts is not None]
-    rank = total_rank(entry.facts.manifest for entry in known if entry.facts is not None)
+    rank = known[0].rank if len(known) == 1 else total_rank(e.facts.manifest for e in known if e.facts is not None)
     if rank > max_rank:
         return reject(
             Code.COMPOSITION_INVALID, _where(record),

@@ -46,6 +46,13 @@ class Loads:
         self.seconds: dict[str, Counter[str]] = {"cold": Counter(), "steady": Counter()}
         self.copied_bytes = 0
 
+    def copy(self) -> Loads:
+        """As they are now."""
+        copied = Loads()
+        copied.origins, copied.copied_bytes = self.origins.copy(), self.copied_bytes
+        copied.seconds = {kind: stages.copy() for kind, stages in self.seconds.items()}
+        return copied
+
     def note(self, image: Image, copy_seconds: float) -> None:
         self.origins[image.origin] += 1
         self.copied_bytes += image.layout.nbytes

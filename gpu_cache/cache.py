@@ -245,8 +245,10 @@ class AdapterCache(Upkeep, Following):
             self._stager.forget_all()
 
     def statistics(self) -> CacheStatistics:
+        usage = self._host.usage()
         with self._lock:
-            return snapshot(self._vram, self._host.usage(), self._stager, self._book, self._steps)
+            count = snapshot(self._vram, usage, self._stager, self._book, self._steps)
+        return count()
 
     # With the lock held
 

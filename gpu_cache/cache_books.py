@@ -10,7 +10,7 @@ from adapterd.gpu_cache.composition import Asked, Wish, parse_wish
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
 from adapterd.gpu_cache.device import Device
-from adapterd.gpu_cache.host.interface import Host
+from adapterd.gpu_cache.host.interface import Host, HostUsage
 from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.leases import Lease, LeaseBooks
 from adapterd.gpu_cache.pins import Pins
@@ -22,7 +22,6 @@ from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.gpu_cache.warm import WarmLeases
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
-from adapterd.loader.identity import VersionKey
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
@@ -57,7 +56,8 @@ class CacheBooks(LeaseBooks):
         self._revoker = Revoker(refusals, self._stager.ledger, self._book, host, self._stager.shelf, self._stager)
         self._pins = Pins()
         self._seen = WarmLeases(2 * config.max_residents)
-        self._host_images: frozenset[VersionKey] = frozenset()  # as of the last look
+        self._looking = Lock()  # guards the next two; a leaf, which serving never takes
+        self._host_seen = HostUsage({}, 0, {})  # as of the last look
         self._host_changes = 0
         self._opened = self._closed = self._draining = False
         self._steps = 0  # in flight

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from adapterd.gpu_cache.asking import Desk
+from adapterd.gpu_cache.composition import total_rank
 from adapterd.gpu_cache.host.interface import Facts, Failure
 from adapterd.gpu_cache.host.records import Verified, claim_of
 from adapterd.gpu_cache.records import Ask, Entry, LeaseRecord
@@ -76,7 +77,8 @@ class Claims:
                     self._owner.fail(record, problems)
         else:
             entry.verified[claim] = verified
-            entry.facts = entry.facts or outcome
+            if entry.facts is None:
+                entry.facts, entry.rank = outcome, total_rank([outcome.manifest])
             self._ledger.verified(entry.key, verified.resolved, outcome)
             for record in list(entry.waiting.values()):
                 self._owner.proceed(record)

@@ -1,10 +1,10 @@
 """Copies from host memory into the arena: queued with their fences, issued in pieces, watched by events.
 
 There are two copy streams, which fill the link better than one. Each piece of a transfer is cut in halves,
-one batch a stream. So two transfers that write the same page one after the other may do it in different
-streams, and nothing but the fence of the page orders them: it names the page's last readers and its last
-writers, and both streams wait for all of it before the first byte. What scrubs a page is enqueued in the
-stream that fills it, in front of the copy.
+one batch a stream, unless its pages are neighbours on both sides. So two transfers that write the same page
+one after the other may do it in different streams, and nothing but the fence of the page orders them: it names
+the page's last readers and its last writers, and both streams wait for all of it before the first byte. What
+scrubs a page is enqueued in the stream that fills it, in front of the copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from threading import Condition
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.copy_turns import CopyTurns
-from adapterd.gpu_cache.device import Device, Event, Stream
+from adapterd.gpu_cache.device import Device, Event, Run, Stream
 from adapterd.gpu_cache.fences import Fence
 from adapterd.gpu_cache.pages import Allotment, runs
 from adapterd.gpu_cache.records import Entry
@@ -86,6 +86,7 @@ class CopyQueue:
         self._flying: list[Transfer] = []
         self._lost: list[Lost] = []
         self._issuing = False
+        self._turn = COPY_STREAMS - 1  # whose stream took the last transfer in one piece
         self._streams: tuple[Stream, ...] = ()
 
     def open(self) -> None:
@@ -190,19 +191,27 @@ class CopyQueue:
                 self._device.wait(stream, event)
 
     def _enqueue(self, transfer: Transfer, begin: int, end: int) -> None:
-        """Pages `begin` to `end`, in halves: at most one batch a stream."""
+        """Pages `begin` to `end`: at most one batch a stream.
+
+        Many runs fill the link best in halves. A single one does so alone, and streams take turns with those.
+        """
+        if begin == end:
+            return
+        whole = runs(transfer.sources[begin:end], transfer.allotment.pages[begin:end])
+        if len(whole) == 1:
+            self._turn = (self._turn + 1) % COPY_STREAMS
+            self._fill(self._opened_streams[self._turn], transfer, begin, end, whole)
+            return
         cut = begin + (end - begin + 1) // 2
         for stream, first, last in zip(self._opened_streams, (begin, cut), (cut, end), strict=True):
-            if first < last:
-                transfer.used.add(stream)
-                self._fill(stream, transfer, first, last)
+            pieces = runs(transfer.sources[first:last], transfer.allotment.pages[first:last])
+            self._fill(stream, transfer, first, last, pieces)
 
-    def _fill(self, stream: Stream, transfer: Transfer, first: int, last: int) -> None:
-        targets = transfer.allotment.pages[first:last]
-        scrub = transfer.allotment.scrub
+    def _fill(self, stream: Stream, transfer: Transfer, first: int, last: int, pieces: Sequence[Run]) -> None:
+        transfer.used.add(stream)
+        targets, scrub = transfer.allotment.pages[first:last], transfer.allotment.scrub
         for _, page, length in _neighbours(targets, scrub) if scrub else ():
             self._device.zero(stream, self._arena[page * self._page_bytes : (page + length) * self._page_bytes])
-        pieces = runs(transfer.sources[first:last], targets)
         self._device.copy_runs(stream, self._arena, transfer.slab, pieces, self._page_bytes)
 
     def _marks(self, transfer: Transfer) -> Fence:

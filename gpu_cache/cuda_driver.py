@@ -206,6 +206,8 @@ class TorchDriver:
             raise error(Code.DEVICE_ERROR, self._name, f"{doing}: CUDA error {code}")
 
     def _stream(self, stream: int) -> torch.cuda.Stream:
+        if not stream:  # torch takes a zero for no handle, and would make another stream
+            return torch.cuda.default_stream(self._index)
         known = self._streams.get(stream)
         return known or torch.cuda.ExternalStream(stream, self._index)  # type: ignore[no-untyped-call]
 

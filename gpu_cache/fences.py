@@ -21,8 +21,9 @@ class Fence:
 
     @classmethod
     def merged(cls, fences: Iterable[Fence]) -> Fence:
-        """All marks, each once, in order of appearance."""
-        return cls(tuple({id(e): e for fence in fences for e in fence.events}.values()))
+        """All marks, each once, in order of appearance. Pages that were freed together share one fence."""
+        distinct = {id(fence): fence for fence in fences}.values()
+        return cls(tuple({id(e): e for fence in distinct for e in fence.events}.values()))
 
     def passed(self) -> bool:
         """Whether all marks have been passed. Never blocks. Raises Unavailable (DEVICE_ERROR)."""

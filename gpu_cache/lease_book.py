@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 from adapterd.gpu_cache.composition import Asked
@@ -16,7 +16,7 @@ class LeaseBook:
     def __init__(self) -> None:
         self._held: dict[int, LeaseRecord] = {}
         self._count = 0
-        self._released = 0
+        self.released = 0
         self.leaked = 0
         self.dropped: deque[LeaseRecord] = deque()
         """Where finalizers put the records of leases that nobody holds any more. Appending needs no lock (I12)."""
@@ -43,7 +43,7 @@ class LeaseBook:
         """Takes it off the list; False if it was off already."""
         if self._held.pop(record.seq, None) is None:
             return False
-        self._released += 1
+        self.released += 1
         return True
 
     def found(self) -> Iterator[LeaseRecord]:
@@ -57,7 +57,6 @@ class LeaseBook:
     def live(self) -> list[LeaseRecord]:
         return [record for record in self._held.values() if record.live]
 
-    def count(self) -> dict[LeaseState, int]:
-        """Held leases by state, and how many were released."""
-        states = Counter(record.state for record in self._held.values())
-        return {state: states[state] for state in LeaseState} | {LeaseState.RELEASED: self._released}
+    def states(self) -> list[LeaseState]:
+        """Of all that are held."""
+        return [record.state for record in self._held.values()]

@@ -103,7 +103,7 @@ class Entry:
             same under each, but each has its own admission statement: a claim counts only once checked, and
             until trust changes.
         checks: what the host was asked to verify; held as long as a lease waits.
-        facts: manifest and layout, once the first claim was verified.
+        facts: manifest and layout, once the first claim was verified; `rank`: the largest of its modules.
         claimed: room in VRAM is its own: pages by number, and a slot. `resident` follows with the bytes.
         delivery: the fetch that brings the bytes to claimed room.
         resident: its pages and slot; `copied` says that the copy's event has completed.
@@ -124,6 +124,7 @@ class Entry:
     verified: dict[Claim, Verified] = field(default_factory=dict)
     checks: dict[Claim, Ask] = field(default_factory=dict)
     facts: Facts | None = None
+    rank: int = 0
     claimed: bool = False
     delivery: Ask | None = None
     resident: Resident | None = None

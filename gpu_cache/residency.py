@@ -7,19 +7,19 @@ neither, nothing is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.host.interface import Facts
 from adapterd.gpu_cache.host.records import Claim, claim_of
-from adapterd.gpu_cache.records import Entry, Place, Purpose
+from adapterd.gpu_cache.records import Entry, LeaseRecord, Place, Purpose
+from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.identity import BasePin, Ref, VersionKey
 
 if TYPE_CHECKING:
     from adapterd.loader.sources import Resolved
 
-NOTHING: Mapping[Claim, str | None] = {}
 LEAST_LIMIT = 1024
 
 
@@ -54,10 +54,25 @@ class Residence:
     last_used: int = 0
 
 
-@dataclass(slots=True)
-class _Known:
-    rank: int
-    claims: dict[Claim, str | None] = field(default_factory=dict)
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the ledger remembers of a version: it is replaced, never changed, so whoever has it may read it freely.
+
+    Attributes:
+        rank: the largest of its modules.
+        claims: adapter and number under which it was verified; for each the publisher's key id, None for unsigned.
+        adapters: the names in `claims`, sorted.
+    """
+
+    rank: int = 0
+    claims: Mapping[Claim, str | None] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
+
+    def claiming(self, claims: Mapping[Claim, str | None]) -> Known:
+        return Known(self.rank, claims, tuple(sorted({adapter for adapter, _ in claims})))
+
+
+UNKNOWN = Known()
 
 
 class Ledger:
@@ -69,7 +84,7 @@ class Ledger:
 
     def __init__(self, here: Callable[[], Collection[VersionKey]]) -> None:
         self._here = here
-        self._known: dict[VersionKey, _Known] = {}
+        self._known: dict[VersionKey, Known] = {}
         self._aliases: dict[tuple[str, str, str], VersionKey] = {}
         self._limit = LEAST_LIMIT
 
@@ -78,8 +93,8 @@ class Ledger:
 
     def verified(self, key: VersionKey, resolved: Resolved, facts: Facts) -> None:
         """A claim was found to hold."""
-        known = self._known.setdefault(key, _Known(max((m.rank for m in facts.manifest.modules), default=0)))
-        known.claims[claim_of(resolved)] = facts.publisher
+        known = self._known.get(key) or Known(max((m.rank for m in facts.manifest.modules), default=0))
+        self._known[key] = known.claiming({**known.claims, claim_of(resolved): facts.publisher})
         self._prune()
 
     def named(self, ref: Ref, key: VersionKey) -> None:
@@ -90,14 +105,14 @@ class Ledger:
 
     def claims(self, key: VersionKey) -> Mapping[Claim, str | None]:
         """Adapter and number under which it was verified; for each the publisher's key id, or None for unsigned."""
-        known = self._known.get(key)
-        return NOTHING if known is None else known.claims
+        return self._known.get(key, UNKNOWN).claims
 
     def publisher(self, key: VersionKey, resolved: Resolved) -> str | None:
         return self.claims(key).get(claim_of(resolved))
 
-    def rank(self, key: VersionKey) -> int:
-        return self._known[key].rank if key in self._known else 0
+    def copy(self) -> dict[VersionKey, Known]:
+        """All that is known now. It costs a copy of a dict, whatever is in it."""
+        return self._known.copy()
 
     def find(self, ref: Ref, base: BasePin) -> VersionKey | None:
         """Which version `ref` names, as far as it is known here. Nobody is asked."""
@@ -112,9 +127,8 @@ class Ledger:
     def strike(self, key: VersionKey, claims: Collection[Claim]) -> None:
         """These do not hold any more."""
         known = self._known.get(key)
-        for claim in claims if known is not None else ():
-            assert known is not None
-            known.claims.pop(claim, None)
+        if known is not None and claims:
+            self._known[key] = known.claiming({c: by for c, by in known.claims.items() if c not in claims})
 
     def _prune(self) -> None:
         if len(self) <= self._limit:
@@ -125,34 +139,57 @@ class Ledger:
         self._limit = max(LEAST_LIMIT, 2 * len(self))
 
 
+Look = tuple[
+    VersionKey, Place, Resident | None, Facts | None, tuple[LeaseRecord, ...], tuple[LeaseRecord, ...], int
+]
+"""An entry at one moment: key, place, resident, facts, who waits for it, who holds it, tick of its last use."""
+
+
+def look(entries: Iterable[Entry]) -> list[Look]:
+    """With the cache's lock held, which serving waits for: so everything else is made of it later, without the lock."""
+    return [
+        (e.key, e.place, e.resident, e.facts, tuple(e.waiting.values()), tuple(e.holders.values()), e.last_used)
+        for e in entries
+    ]
+
+
+def is_kept(looked: Look) -> bool:
+    """Whether a pin or a route is on it."""
+    _, _, _, _, waiting, holders, _ = looked
+    return any(record.purpose is Purpose.KEEP for record in (*holders, *waiting))
+
+
 def residences(
-    entries: Mapping[VersionKey, Entry],
+    looks: Iterable[Look],
     images: Mapping[VersionKey, int],
     base: BasePin,
-    ledger: Ledger,
+    known: Mapping[VersionKey, Known],
     page_bytes: int,
 ) -> tuple[Residence, ...]:
     """Every version of that base which has bytes here or is wanted, by tenant and digest."""
-    keys = {key for key in (*entries, *images) if key.base == base}
-    return tuple(
-        _residence(key, entries.get(key), images.get(key), ledger, page_bytes)
-        for key in sorted(keys, key=lambda k: (k.tenant, k.digest))
-    )
+    rows = {each[0]: each for each in looks}
+    found = [_residence(row, images.get(key), known, page_bytes) for key, row in rows.items() if key.base == base]
+    for key, nbytes in images.items():
+        if key not in rows and key.base == base:
+            of = known.get(key, UNKNOWN)
+            found.append(Residence(key.tenant, key.digest, of.adapters, Place.HOST, nbytes, of.rank))
+    return tuple(sorted(found, key=lambda row: (row.tenant, row.digest)))
 
 
-def _residence(key: VersionKey, entry: Entry | None, image: int | None, ledger: Ledger, page_bytes: int) -> Residence:
-    adapters = tuple(sorted({adapter for adapter, _ in ledger.claims(key)}))
-    if entry is None:
-        return Residence(key.tenant, key.digest, adapters, Place.HOST, image or 0, ledger.rank(key))
-    tier = Place.HOST if image is not None and not entry.claimed else entry.place
-    size = image or 0 if entry.facts is None else entry.pages * page_bytes
-    records = (*entry.waiting.values(), *entry.holders.values())
+def _residence(looked: Look, image: int | None, known: Mapping[VersionKey, Known], page_bytes: int) -> Residence:
+    key, place, resident, facts, waiting, holders, last_used = looked
+    of = known.get(key, UNKNOWN)
     return Residence(
-        key.tenant, key.digest, adapters, tier, size, ledger.rank(key),
-        slot=None if entry.resident is None else entry.resident.slot,
-        generation=None if entry.resident is None else entry.resident.generation,
-        pinned=entry.kept,
-        leases=sum(record.purpose is not Purpose.KEEP for record in records),
-        priority=max((record.priority for record in entry.waiting.values()), default=0),
-        last_used=entry.last_used,
-    )  # fmt: skip
+        key.tenant,
+        key.digest,
+        of.adapters,
+        Place.HOST if image is not None and place is Place.ABSENT else place,
+        image or 0 if facts is None else facts.layout.n_pages * page_bytes,
+        of.rank,
+        slot=None if resident is None else resident.slot,
+        generation=None if resident is None else resident.generation,
+        pinned=is_kept(looked),
+        leases=sum(record.purpose is not Purpose.KEEP for record in (*waiting, *holders)),
+        priority=max((record.priority for record in waiting), default=0),
+        last_used=last_used,
+    )

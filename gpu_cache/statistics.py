@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from adapterd.gpu_cache.budgets import Budget
 from adapterd.gpu_cache.host.interface import HostUsage, Origin
 from adapterd.gpu_cache.lease_book import LeaseBook
-from adapterd.gpu_cache.records import Cause, Entry, LeaseState, Place
+from adapterd.gpu_cache.records import Cause, LeaseState, Place
+from adapterd.gpu_cache.residency import Look, is_kept, look
 from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.identity import VersionKey
@@ -57,36 +57,43 @@ class CacheStatistics:
     pinned_adapters: int = 0
 
 
-def snapshot(vram: VramTier, host: HostUsage, stager: Stager, book: LeaseBook, steps: int) -> CacheStatistics:
-    """The statistics of these books. With the cache's lock held."""
-    origins = {origin: stager.found[origin] for origin in Origin}
-    return CacheStatistics(
-        vram_bytes=_bytes(vram.budget),
-        host_bytes=host.tenants,
-        vram_free_bytes=vram.budget.free * vram.budget.page_bytes,
-        host_free_bytes=host.free_bytes,
-        adapters=_places(stager.entries, host),
-        leases=book.count(),
-        leaked_leases=book.leaked,
-        hits=stager.found[None],
-        host_hits=origins[Origin.HOST],
-        misses=sum(origins.values()) - origins[Origin.HOST],
-        origins=origins,
-        loads={origin: stager.loads.origins[origin] for origin in Origin},
-        load_seconds={kind: dict(stages) for kind, stages in stager.loads.seconds.items()},
-        copied_bytes=stager.loads.copied_bytes,
-        evictions={cause: vram.evictions[cause] for cause in Cause},
-        steps_in_flight=steps,
-        pinned_adapters=sum(entry.kept for entry in stager.entries.values()),
-    )
+def snapshot(
+    vram: VramTier, host: HostUsage, stager: Stager, book: LeaseBook, steps: int
+) -> Callable[[], CacheStatistics]:
+    """What these books say, with the cache's lock held; to be counted up by calling the result, without it."""
+    looks, states = look(stager.entries.values()), book.states()
+    used, free, evictions, found = vram.budget.used.copy(), vram.budget.free, vram.evictions.copy(), stager.found.copy()
+    loads, leaked, released, page_bytes = stager.loads.copy(), book.leaked, book.released, vram.budget.page_bytes
+
+    def count() -> CacheStatistics:
+        origins = {origin: found[origin] for origin in Origin}
+        leases = Counter(states)
+        return CacheStatistics(
+            vram_bytes={tenant: pages * page_bytes for tenant, pages in used.items() if pages},
+            host_bytes=host.tenants,
+            vram_free_bytes=free * page_bytes,
+            host_free_bytes=host.free_bytes,
+            adapters=_places(looks, host.images),
+            leases={state: leases[state] for state in LeaseState} | {LeaseState.RELEASED: released},
+            leaked_leases=leaked,
+            hits=found[None],
+            host_hits=origins[Origin.HOST],
+            misses=sum(origins.values()) - origins[Origin.HOST],
+            origins=origins,
+            loads={origin: loads.origins[origin] for origin in Origin},
+            load_seconds={kind: dict(stages) for kind, stages in loads.seconds.items()},
+            copied_bytes=loads.copied_bytes,
+            evictions={cause: evictions[cause] for cause in Cause},
+            steps_in_flight=steps,
+            pinned_adapters=sum(map(is_kept, looks)),
+        )
+
+    return count
 
 
-def _places(entries: Mapping[VersionKey, Entry], host: HostUsage) -> dict[Place, int]:
+def _places(looks: Sequence[Look], images: Collection[VersionKey]) -> dict[Place, int]:
     """Each version counts once, at the place nearest to the engine."""
-    places = Counter(e.place for key, e in entries.items() if e.claimed or key not in host.images)
-    places[Place.HOST] = sum(not (key in entries and entries[key].claimed) for key in host.images)
+    here = {key for key, place, *_ in looks if place is not Place.ABSENT}
+    places = Counter(place for key, place, *_ in looks if key in here or key not in images)
+    places[Place.HOST] = sum(key not in here for key in images)
     return {place: places[place] for place in Place}
-
-
-def _bytes(budget: Budget) -> dict[str, int]:
-    return {tenant: pages * budget.page_bytes for tenant, pages in budget.used.items() if pages}

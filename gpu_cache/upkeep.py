@@ -9,7 +9,7 @@ from adapterd.gpu_cache.composition import Asked, Wish
 from adapterd.gpu_cache.host.resolving import missing
 from adapterd.gpu_cache.pins import KeptLease, Pin
 from adapterd.gpu_cache.records import Purpose
-from adapterd.gpu_cache.residency import Residence, residences
+from adapterd.gpu_cache.residency import Residence, look, residences
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import Ref
 
@@ -137,17 +137,18 @@ class Upkeep(CacheBooks):
 
     def residency(self) -> tuple[Residence, ...]:
         """Every version with bytes in VRAM or host memory, and what is wanted, as of one moment."""
+        images = self._host.usage().images
         with self._lock:
-            images, entries = self._host.usage().images, self._stager.entries
-            size = self._vram.budget.page_bytes
-            return residences(entries, images, self._stager.base.pin, self._stager.ledger, size)
+            looks, known, base = look(self._stager.entries.values()), self._stager.ledger.copy(), self._stager.base
+        return residences(looks, images, base.pin, known, self._vram.budget.page_bytes)
 
     @property
     def residency_version(self) -> int:
         """Grows when a version's tier changes: as long as it stays, `residency` says the same tiers."""
-        with self._lock:
-            images = frozenset(self._host.usage().images)
-            if images != self._host_images:
-                self._host_images = images
+        usage = self._host.usage()
+        with self._looking:
+            seen, self._host_seen = self._host_seen, usage
+            if usage is not seen and usage.images.keys() != seen.images.keys():
                 self._host_changes += 1
-            return self._vram.changes + self._host_changes
+            changes = self._host_changes
+        return self._vram.changes + changes  # a number that only grows is read without the cache's lock

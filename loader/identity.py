@@ -121,13 +121,27 @@ def version_digest(files: Iterable[FileEntry]) -> str:
     return sha256_hex(canonical_json(body))
 
 
+class _HashedOnce:
+    """Keeps its hash, as a str does: keys are looked up far more often than they are made."""
+
+    __slots__ = ("_hash",)
+
+
 @dataclass(frozen=True, slots=True)
-class BasePin:
+class BasePin(_HashedOnce):
     """Which base model, exactly: id, revision and the digest of its module table (hex)."""
 
     id: str
     revision: str
     module_table_digest: str
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash((self.id, self.revision, self.module_table_digest))
+            object.__setattr__(self, "_hash", found)
+            return found
 
     def as_json(self) -> dict[str, str]:
         return {"id": self.id, "revision": self.revision, "module_table_digest": self.module_table_digest}
@@ -138,12 +152,20 @@ class BasePin:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionKey:
+class VersionKey(_HashedOnce):
     """The identity of a version everywhere: catalog, disk store, host slab, VRAM, prefix key (I6)."""
 
     tenant: str
     base: BasePin
     digest: str
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash((self.tenant, self.base, self.digest))
+            object.__setattr__(self, "_hash", found)
+            return found
 
     def path_digest(self) -> str:
         """A name for a folder or a row that nobody chose: SHA-256 of the RFC 8785 form of the key, hex."""

@@ -118,22 +118,22 @@ def log_of(f: Fixture) -> dict[str, list[str]]:
 def test_each_stream_gets_half_of_each_piece_as_one_batch_behind_the_whole_fence() -> None:
     f = Fixture(_Log(SimulatedDevice()))
     fence = Fence(tuple(f.device.inner.record(f.device.compute) for _ in range(2)))
-    f.add(range(8), [0, 1, 2, 3, 8, 9, 10, 11], fence)
+    f.add(range(8), [0, 1, 4, 5, 8, 9, 12, 13], fence)
     f.queue.issue(4)
     f.queue.issue(4)
     assert log_of(f) == {
         "copy-1": ["wait", "wait", "0>0x2", "4>8x2", "record"],
-        "copy-2": ["wait", "wait", "2>2x2", "6>10x2", "record"],
+        "copy-2": ["wait", "wait", "2>4x2", "6>12x2", "record"],
     }
 
 
 def test_a_page_is_scrubbed_in_the_stream_that_fills_it_and_before_it_does() -> None:
     f = Fixture(_Log(SimulatedDevice()))
-    f.add(range(6), [0, 1, 2, 3, 4, 5], scrub=[1, 2, 3, 5])
+    f.add(range(6), [0, 1, 2, 4, 5, 6], scrub=[1, 2, 4, 6])
     f.queue.issue(None)
     assert log_of(f) == {
         "copy-1": ["zero 1x2", "0>0x3", "record"],
-        "copy-2": ["zero 3x1", "zero 5x1", "3>3x3", "record"],
+        "copy-2": ["zero 4x1", "zero 6x1", "3>4x3", "record"],
     }
 
 
@@ -146,13 +146,27 @@ def test_a_page_alone_needs_one_stream() -> None:
     assert len(transfer.copied_by.events) == 1
 
 
+def test_neighbours_go_in_one_piece_and_the_streams_take_turns() -> None:
+    f = Fixture(_Log(SimulatedDevice()))
+    fence = Fence((f.device.inner.record(f.device.compute),))
+    for first in (0, 4, 8):
+        f.add(range(first, first + 4), range(first, first + 4), fence, scrub=[first])
+    f.queue.issue(None)
+    log = {name: [what for what in log if what != "wait"] for name, log in log_of(f).items()}
+    assert log == {
+        "copy-1": ["zero 0x1", "0>0x4", "record", "zero 8x1", "8>8x4", "record"],
+        "copy-2": ["zero 4x1", "4>4x4", "record"],
+    }
+    assert all(each.count("wait") == 3 for each in log_of(f).values())
+
+
 @pytest.mark.parametrize("late", COPY_STREAMS)
 def test_a_transfer_has_landed_only_when_both_halves_have(late: str) -> None:
     f, gate = fixture(), SimulatedEvent()
     inner = f.device.inner  # type: ignore[union-attr]
     (late_stream,) = [s for s in inner._streams if s.name == late]
     inner.wait(late_stream, gate)
-    transfer = f.add(range(4), range(4))
+    transfer = f.add(range(4), [0, 1, 3, 4])
     f.queue.issue(None)
     while inner.run(1):
         pass
@@ -268,7 +282,7 @@ class _Refusing(DefectiveDevice):
 def test_a_transfer_that_either_stream_refuses_is_lost_and_the_next_goes_on(call: str, stream: str) -> None:
     f = Fixture(_Refusing(SimulatedDevice(), call, stream))
     fence = Fence((f.device.record(f.device.compute),))
-    bad = f.add(range(4), range(4), fence, scrub=range(4))
+    bad = f.add(range(4), [0, 1, 8, 9], fence, scrub=[0, 1, 8, 9])
     good = f.add(range(4, 8), range(4, 8))
     f.queue.issue(None)
     f.device.drain()

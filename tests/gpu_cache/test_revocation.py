@@ -107,12 +107,12 @@ def test_zeroing_waits_for_readers_and_writers_and_the_next_owner_for_the_zeroin
         assert world.violations == []
 
 
-@pytest.mark.parametrize("drop", ["copy-3", "copy-1"])
-def test_a_missing_wait_would_be_noticed(drop: str) -> None:
+@pytest.mark.parametrize("drop", [("copy-3",), ("copy-1", "copy-2")])
+def test_a_missing_wait_would_be_noticed(drop: tuple[str, ...]) -> None:
     """The zeroing (`copy-3`) waits for the readers, and the copies of the next owner for the zeroing."""
 
     def seen(seed: int) -> bool:
-        with World(vram=2, seed=seed, defect=lambda d: DefectiveDevice(d, drop_waits_of=[drop])) as world:
+        with World(vram=2, seed=seed, defect=lambda d: DefectiveDevice(d, drop_waits_of=drop)) as world:
             version, second = world.loader.publish("acme/a", 2), world.loader.publish("acme/b", 2)
             world.step(world.ready(version.pinned))
             revoke(world, version)

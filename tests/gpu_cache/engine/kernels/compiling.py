@@ -45,8 +45,9 @@ SHAPES = {
 }
 CASES = [
     ("q", "decode", torch.bfloat16), ("qkv", "mixed", torch.bfloat16), ("down", "decode", torch.float16),
-    ("q", "r64", torch.bfloat16), ("qkv", "prefill r64", torch.bfloat16), ("q", "prefill", torch.bfloat16), ("qkv", "wide", torch.bfloat16), ("q", "prefill", torch.float16),
-    ("q", "prefill", torch.float32), ("odd", "mixed", torch.float32), ("odd", "wide", torch.bfloat16),
+    ("q", "r64", torch.bfloat16), ("q", "prefill", torch.bfloat16), ("qkv", "prefill r64", torch.bfloat16),
+    ("qkv", "wide", torch.bfloat16), ("q", "prefill", torch.float16), ("q", "prefill", torch.float32),
+    ("odd", "mixed", torch.float32), ("odd", "wide", torch.bfloat16),
 ]  # fmt: skip
 
 

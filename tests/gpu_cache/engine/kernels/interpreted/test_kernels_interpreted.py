@@ -143,6 +143,29 @@ def test_a_step_that_does_not_fit_a_shape_is_refused() -> None:
     close(got, world.wanted(x, y, alone([0, -1])))
 
 
+def test_an_input_of_another_width_is_refused() -> None:
+    world = OneLinear(48, [32], [[4]])
+    x, y = world.inputs(2)
+    for wrong_x, wrong_y in ((x[:, :24], y), (x, torch.cat([y, y], dim=1))):
+        with pytest.raises(AdapterdError) as caught:
+            world.run(wrong_x, wrong_y, alone([0, -1]))
+        assert caught.value.code is Code.SHAPE_MISMATCH
+
+
+def test_inputs_and_outputs_with_strides() -> None:
+    world = OneLinear(48, [32], [[4], [40]])
+    x, y = world.inputs(6)
+    owners = alone([0, 1, -1, 1, 0, 0])
+    wanted = world.wanted(x, y, owners)
+    strided = torch.stack([x, x + 1], dim=2)[:, :, 0]
+    assert not strided.is_contiguous()
+    close(world.run(strided, y, owners)[0], wanted)
+    world.model["p"].base = y.view(2, 3, 32)
+    with world.engine.step(world.entries(owners)):  # type: ignore[arg-type]
+        got = world.model["p"](x.view(2, 3, 48))
+    close(got.view(6, 32), wanted)
+
+
 def test_a_standing_batch_is_planned_once() -> None:
     world = OneLinear(48, [32], [[4], [40]])
     x, y = world.inputs(2)
