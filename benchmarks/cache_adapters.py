@@ -111,7 +111,7 @@ class MadeUp:
         modules = modules_of(self.loader.base, self.shape)
         return Manifest(self.loader.base.pin, modules, (FileEntry(WEIGHTS_FILE, digest, modules[-1].b.end),))
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         return layout_of(self.loader.base, self.shape, self.loader.page_bytes)
 
