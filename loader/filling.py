@@ -28,7 +28,7 @@ class Filled:
 
     Attributes:
         origin: where the bytes were when the version was asked for.
-        chunks: SHA-256 of each 4 MiB of the packed form, made as it was packed, for `keep_packed`; empty where
+        chunks: SHA-256 of each MiB of the packed form, made as it was packed, for `keep_packed`; empty where
             nothing is to be kept.
     """
 

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rfc8785
 
@@ -125,6 +125,8 @@ class _HashedOnce:
     """Keeps its hash, as a str does: keys are looked up far more often than they are made."""
 
     __slots__ = ("_hash",)
+    if TYPE_CHECKING:  # no annotation at run time: who asks for a key's fields gets no other one
+        _hash: int
 
 
 @dataclass(frozen=True, slots=True)

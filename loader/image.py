@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 from adapterd.loader.layout import Layout
 from adapterd.loader.parallel import for_each
-from adapterd.loader.trust.chunks import CHUNK_BYTES
 
 Memory = memoryview | Sequence[memoryview]
 """`layout.nbytes` bytes in a row, or the layout's pages one by one."""
+
+
+CHUNK_BYTES = 1 << 20
+"""Of the packed form; not the admission statement's. A large adapter has many, so that threads end together."""
 
 
 class PackedImage:

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from adapterd.loader.identity import VersionKey, canonical_json
-from adapterd.loader.image import PackedImage
+from adapterd.loader.image import CHUNK_BYTES, PackedImage
 from adapterd.loader.layout import Layout
 from adapterd.loader.parallel import default_threads, for_each
 from adapterd.loader.store_folder import Entry, write_file
 from adapterd.loader.store_key import StoreKey
-from adapterd.loader.trust.chunks import CHUNK_BYTES
 from adapterd.loader.trust.strict_json import HEX_64, Fields, Malformed, parse
 
 SCHEMA = "adapterd.packed/1"
