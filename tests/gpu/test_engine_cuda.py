@@ -80,6 +80,7 @@ def test_a_step_never_waits_for_the_device(cache: StaticCache, kernels: str) -> 
     rows = batch(cache, adapters, DISTRIBUTIONS["with base"])
     engine = LoRAEngine(model, cache, kernels=kernels)
     warm = run(engine, model, x, rows)
+    run(engine, model, x, rows[::-1])  # another plan, so that the next one is made and sent
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapterd.gpu_cache import TenantBudget
 from adapterd.gpu_cache.budgets import Budget
-from adapterd.gpu_cache.eviction import Candidate, LeastRecentlyUsed, plan_evictions
+from adapterd.gpu_cache.eviction import Candidate, LeastRecentlyUsed, pages_wanted, plan_evictions
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.identity import VersionKey
 from fakes.adapters import make_base
@@ -25,7 +25,7 @@ def candidate(tenant: str, name: str, pages: int, last_used: int) -> Candidate:
 
 
 def plan(budget: Budget, tenant: str, pages: int, *candidates: Candidate) -> list[str] | None:
-    victims = plan_evictions(LeastRecentlyUsed(), budget, tenant, pages, candidates, lambda _: True)
+    victims = plan_evictions(LeastRecentlyUsed(), tenant, [pages_wanted(budget, pages)], candidates)
     return None if victims is None else [v.key.digest for v in victims]
 
 
@@ -106,7 +106,7 @@ def test_a_guarantee_can_always_be_had(guaranteed: list[int], events: list[tuple
     b = Budget("vram", 20, 10, shares, TenantBudget())
     held: list[Candidate] = []
     for tick, (tenant, pages) in enumerate(events):
-        victims = plan_evictions(LeastRecentlyUsed(), b, tenant, pages, held, lambda _: True)
+        victims = plan_evictions(LeastRecentlyUsed(), tenant, [pages_wanted(b, pages)], held)
         if victims is None:
             assert pages > b.ceiling(tenant)
             continue

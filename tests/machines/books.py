@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from adapterd.gpu_cache import AdapterCache, LeaseState, Place, Resident
-from adapterd.gpu_cache.records import Entry
+from adapterd.gpu_cache.records import Entry, LeaseRecord
+from adapterd.gpu_cache.routes import Route
 from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.identity import VersionKey
 
@@ -31,20 +32,51 @@ class Books:
         return list(self._vram._claimed.values())
 
     @property
+    def lost(self) -> set[int]:
+        """Pages that the device refused to fill or to zero: they are never used again."""
+        return {page for e in self._roomed if e.dead and e.resident and not e.copied for page in e.resident.pages}
+
+    @property
     def lost_pages(self) -> int:
-        """Pages of copies that the device refused: they are never used again."""
-        return sum(len(e.resident.pages) for e in self._roomed if e.dead and e.resident and not e.copied)
+        return len(self.lost)
+
+    @property
+    def residents(self) -> list[Resident]:
+        """All that has pages in the arena."""
+        return [e.resident for e in self._roomed if e.resident is not None]
+
+    @property
+    def held(self) -> set[int]:
+        """Slots of what leases, pins, routes and steps hold."""
+        return {e.resident.slot for e in self._roomed if e.resident and (e.holders or e.tickets)}
+
+    def holds(self, record: LeaseRecord) -> bool:
+        """Whether anything is still held for that lease, here or by the host."""
+        entries = {*self._roomed, *self._cache._stager.entries.values()}
+        return bool(record.fetch or record.images) or any(
+            record in (*entry.holders.values(), *entry.waiting.values()) for entry in entries
+        )
+
+    def all_current(self, record: LeaseRecord) -> bool:
+        """Whether all that a lease pins is where it says."""
+        current = self._vram.slots.current
+        return bool(record.residents) and all(current(resident) for resident, _ in record.residents)
+
+    def current(self, route: Route) -> str | None:
+        """The version that the route serves. Nothing moves by the question."""
+        with self._cache._lock:
+            return route.snapshot().current
 
     def check(self) -> None:
         self._check_pages()
         self._check_pins()
-        self._check_slots([e.resident for e in self._roomed if e.resident is not None])
+        self._check_slots(self.residents)
         self._check_statistics()
 
     def _check_pages(self) -> None:
         """Every page has one owner or none, and each tenant's account is the sum of what it holds."""
         budget, pool = self._vram.budget, self._vram._pool
-        owned = [page for e in self._roomed if e.resident is not None for page in e.resident.pages]
+        owned = [page for resident in self.residents for page in resident.pages]
         assert len(set(owned)) == len(owned), "a page has two owners"
         assert set(owned) == pool._used, "a page is used by nobody, or not known to be used"
         assert pool.free + len(owned) == pool.count == budget.total, "pages are lost, or counted twice"

@@ -1,5 +1,6 @@
 """Hypothesis drives a cache over the simulated device: leases, compositions, steps, cancels, churn beyond capacity,
-leaks, reloads, changes of trust, failures of the source and of the device, and closing in the middle of all that.
+leaks, reloads, changes of trust, failures of the source and of the device, all that operators do (`operators`), and
+closing in the middle of all that (`ending`).
 
 After every rule the books are compared with what is held (`books`), the machine's own model with the leases, and
 every row with the bytes that its kernel read (`rows`). At the end nothing is stuck, and all counts are back at the
@@ -8,51 +9,35 @@ start; or the cache was closed in the middle, and everybody was told.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from adapterd.gpu_cache import Lease, LeaseState, StepTicket, TenantBudget
-from adapterd.gpu_cache.slots import Resident
+from adapterd.gpu_cache import Lease, TenantBudget
 from adapterd.loader.errors import AdapterdError, Code, reject
 from fakes.adapters import Published, make_base
 from fakes.cache_world import World, pages
 from machines.books import Books
+from machines.ending import VRAM, Ending, OpenStep
 from machines.flaky import FlakyDevice
+from machines.operators import NAMES, PRIORITIES, SIZES, Operators, User, code_of, index
 from machines.rows import Rows
 
-VRAM, HOST, BLUE_SHARE = 8, 10, 3
-SIZES = {f"{tenant}/a{i}": 1 + (2 * i) % 5 for tenant in ("acme", "blue", "core") for i in range(4)}
-NAMES = st.sampled_from(sorted(SIZES))
+HOST, BLUE_SHARE = 10, 3
 BUDGETS = {
     "blue": TenantBudget(guaranteed_vram_bytes=pages(BLUE_SHARE), guaranteed_host_bytes=pages(2)),
     "core": TenantBudget(max_vram_bytes=pages(5), max_host_bytes=pages(5)),
 }
-PRIORITIES = st.sampled_from([0, 0, 0, 1, -1])
 WEIGHTS = st.sampled_from([1.0, 0.5, -1.0, 0.0])
-GAVE_UP = {Code.BUDGET_EXCEEDED, Code.CHUNK_MISMATCH, Code.SLOT_STALE, Code.KEY_REVOKED, Code.DEVICE_ERROR}
+GAVE_UP = {
+    Code.BUDGET_EXCEEDED, Code.CHUNK_MISMATCH, Code.SLOT_STALE, Code.KEY_REVOKED, Code.DEVICE_ERROR,
+    Code.VERSION_REVOKED, Code.CACHE_DRAINING,
+}  # fmt: skip
 """Why a lease may fail: nothing else goes wrong in this world."""
 
 
-@dataclass(eq=False)
-class User:
-    """A lease, and what it must become: the weight of every adapter, and the versions that it may get."""
-
-    lease: Lease
-    weights: dict[str, float]
-    versions: set[str]
-
-
-@dataclass(eq=False)
-class OpenStep:
-    ticket: StepTicket
-    rows: list[tuple[Resident, ...]]
-
-
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(Operators, Ending):
     @initialize(seed=st.integers(0, 1 << 16), keep_host=st.booleans(), early=st.sampled_from([False, False, True]))
     def open(self, seed: int, keep_host: bool, early: bool) -> None:
         """With early marks the slab keeps all and no base is reloaded: its pages have no guard but the marks."""
@@ -77,12 +62,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.books = Books(self.cache)
         self.rows = Rows(self.published, self.cache.arena, self.launch)
         self.dropped = 0
+        self.begin_operations()
 
     def launch(self, kernel: object) -> None:
         self.device.launch(self.device.compute, kernel)
 
     def publish(self, name: str) -> Published:
-        self.published.append(self.world.loader.publish(name, SIZES[name]))
+        publisher = f"k{len(self.published) % 5}"
+        self.published.append(self.world.loader.publish(name, SIZES[name], publisher=publisher))
         return self.published[-1]
 
     # Users
@@ -90,7 +77,9 @@ class CacheMachine(RuleBasedStateMachine):
     def ask(self, wish: str | list[tuple[str, float]], priority: int = 0) -> Lease:
         tenant = (wish if isinstance(wish, str) else wish[0][0]).partition("/")[0]
         with self.device.serving():
-            return self.cache.acquire(wish, tenant=tenant, priority=priority)
+            lease = self.cache.acquire(wish, tenant=tenant, priority=priority)
+        assert not self.draining or code_of(lease) is Code.CACHE_DRAINING
+        return lease
 
     @rule(name=NAMES, pinned=st.booleans(), priority=PRIORITIES)
     def acquire(self, name: str, pinned: bool, priority: int) -> None:
@@ -114,7 +103,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.users)
     @rule(data=st.data(), twice=st.booleans())
     def release(self, data: st.DataObject, twice: bool) -> None:
-        lease = self.users.pop(data.draw(_index(self.users))).lease
+        lease = self.users.pop(data.draw(index(self.users))).lease
         lease.release()
         if twice:
             lease.release()
@@ -123,7 +112,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.users)
     @rule(data=st.data(), look=st.booleans())
     def drop(self, data: st.DataObject, look: bool) -> None:
-        user = self.users.pop(data.draw(_index(self.users)))
+        user = self.users.pop(data.draw(index(self.users)))
         before, live = self.cache.statistics().leaked_leases, user.lease.record.live
         del user
         self.dropped += 1
@@ -152,7 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule(data=st.data())
     def end_a_long_step(self, data: st.DataObject) -> None:
-        step = self.steps.pop(data.draw(_index(self.steps)))
+        step = self.steps.pop(data.draw(index(self.steps)))
         self.end(step)
 
     def begin(self, leases: list[Lease | None]) -> OpenStep | None:
@@ -183,7 +172,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(names=st.lists(NAMES, min_size=2, max_size=6), kept=st.integers(0, 5))
     def churn(self, names: list[str], kept: int) -> None:
         """One user after the other: more than fits. Kernels and copies run late; one of the leases is kept."""
-        for index, name in enumerate(names):
+        for turn, name in enumerate(names):
             lease = self.ask(name)
             for _ in range(12):
                 if lease.ready or lease.failed:
@@ -191,7 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.time_passes(2, 3)
             if lease.ready and (step := self.begin([lease])) is not None:
                 self.end(step)
-            if index == kept:
+            if turn == kept:
                 self.users.append(User(lease, {name: 1.0}, set()))
             else:
                 lease.release()
@@ -208,6 +197,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def everything_gets_done(self) -> None:
         self.world.settle()
+        if not self.steps:
+            self.revoked_bytes_are_gone()
 
     @rule(name=NAMES)
     def a_new_version(self, name: str) -> None:
@@ -285,74 +276,3 @@ class CacheMachine(RuleBasedStateMachine):
     def nothing_wrong_was_read(self) -> None:
         if hasattr(self, "rows"):
             assert self.rows.wrong == []
-
-    # The end
-
-    def teardown(self) -> None:
-        if not hasattr(self, "rows"):
-            return
-        try:
-            if self.rows.read % 3 == 2:
-                self.close_in_the_middle()
-            else:
-                self.drain()
-                self.everything_comes_back()
-        finally:
-            self.users.clear()
-            self.steps.clear()
-
-    def close_in_the_middle(self) -> None:
-        live = [user.lease for user in self.users if not user.lease.failed]
-        self.world.__exit__(None, None, None)
-        for lease in live:
-            assert lease.problem is not None
-            assert lease.problem.code is Code.CACHE_CLOSED
-        for step in self.steps:
-            self.end(step)
-        self.device.drain()
-        for user in self.users:
-            user.lease.release()
-        assert self.cache.statistics().steps_in_flight == 0
-        assert self.rows.wrong == []
-
-    def drain(self) -> None:
-        """As others release what they hold, every waiting lease becomes ready or has a reason."""
-        self.world.loader.failures.clear()
-        self.device.refusals = self.device.refuse_waits = 0
-        for step in self.steps:
-            self.end(step)
-        self.steps.clear()
-        self.world.settle()
-        while self.users:
-            oldest_first = sorted(self.users, key=lambda user: user.lease.record.seq)
-            done = [user for user in oldest_first if user.lease.ready or user.lease.failed]
-            if not done and self.books.lost_pages:
-                break  # what is left needs pages that the device has lost
-            assert done, f"stuck: {[user.lease for user in oldest_first]}"
-            for user in done:
-                self.users.remove(user)
-                user.lease.release()
-            self.world.settle()
-            self.books.check()
-            self.every_lease_is_what_was_asked_for()
-
-    def everything_comes_back(self) -> None:
-        self.users.clear()
-        gc.collect()
-        self.cache.rebind(self.cache.base)
-        self.world.settle()
-        self.books.check()
-        statistics, lost = self.cache.statistics(), self.books.lost_pages
-        assert sum(statistics.vram_bytes.values()) == pages(lost)
-        assert lost or statistics.host_bytes == {}
-        assert statistics.leaked_leases <= self.dropped
-        assert not any(n for state, n in statistics.leases.items() if state is not LeaseState.RELEASED)
-        assert statistics.steps_in_flight == 0
-        assert statistics.vram_free_bytes == pages(VRAM - lost)
-        self.world.__exit__(None, None, None)
-        assert self.rows.wrong == []
-
-
-def _index(users: list[object]) -> st.SearchStrategy[int]:
-    """Hypothesis keeps what strategies are made of: with leases in them, a dropped one would live on."""
-    return st.integers(0, len(users) - 1)

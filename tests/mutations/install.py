@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+from collections.abc import Iterable
 from types import CodeType, FunctionType
 
-from mutations.sites import ROOT, Mutant
+from mutations.sites import ROOT, Mutant, source
+
+REACHED = "__reached__"
 
 
 def install(mutant: Mutant) -> None:
     """Everybody who has the function, by whatever name, runs the mutant's code from now on."""
-    path = ROOT / mutant.path
-    outermost = mutant.function.partition(".<locals>")[0]
-    code = _find(compile(mutant.apply(path.read_text()), str(path), "exec", dont_inherit=True), outermost)
-    _function(mutant.module, outermost).__code__ = code
+    code = compile(mutant.apply(source(mutant.path)), str(ROOT / mutant.path), "exec", dont_inherit=True)
+    _function(mutant.module, mutant.outermost).__code__ = _find(code, mutant.outermost)
+
+
+def install_probes(mutants: Iterable[Mutant], reached: set[str]) -> None:
+    """From now on each function that a mutant would replace puts its `place` into `reached` when it is called."""
+    files: dict[str, dict[str, Mutant]] = {}
+    for mutant in mutants:
+        files.setdefault(mutant.path, {})[mutant.outermost] = mutant
+    for path, functions in files.items():
+        tree = ast.parse(source(path))
+        _put_probes(tree, "", {name: place(mutant) for name, mutant in functions.items()})
+        code = compile(ast.fix_missing_locations(tree), str(ROOT / path), "exec", dont_inherit=True)
+        for name, mutant in functions.items():
+            function = _function(mutant.module, name)
+            function.__globals__[REACHED] = reached
+            function.__code__ = _find(code, name)
+
+
+def place(mutant: Mutant) -> str:
+    """Names the function that the mutant replaces."""
+    return f"{mutant.path}::{mutant.outermost}"
+
+
+def _put_probes(tree: ast.Module | ast.ClassDef, prefix: str, places: dict[str, str]) -> None:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            _put_probes(node, f"{prefix}{node.name}.", places)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            named = places.get(prefix + node.name)
+            if named is not None:
+                node.body.insert(0, ast.parse(f"{REACHED}.add({named!r})").body[0])
 
 
 def _function(module: str, qualname: str) -> FunctionType:

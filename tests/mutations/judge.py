@@ -7,6 +7,7 @@ mutant into place, runs the tests in the order that it was given, and stops at t
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import signal
@@ -19,18 +20,21 @@ from typing import Literal
 
 import pytest
 
-from mutations.install import install
+from mutations.install import install, install_probes, place
 from mutations.sites import Mutant
 
-Outcome = Literal["caught", "hung", "survived"]
-HANG_SECONDS, HANG_FACTOR, HANG_PATIENCE = 10.0, 20.0, 6.0
+Outcome = Literal["caught", "hung", "survived", "broken"]
+HANG_SECONDS, HANG_FACTOR, HANG_PATIENCE, UNKNOWN_SECONDS = 10.0, 20.0, 6.0, 2.0
 """A test hangs when it computes that long, and that many times as long as it takes without a mutant; or when it
 takes `HANG_PATIENCE` times that, for it may wait instead. (A machine may be busy with other things.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant; `test` is the one that noticed it, `why` the first line of what it said."""
+    """What became of a mutant; `test` is the one that noticed it, `why` the first line of what it said.
+
+    A broken one could not be put into place: that says nothing about the tests.
+    """
 
     mutant: Mutant
     outcome: Outcome
@@ -52,14 +56,19 @@ class Judge:
         order: who judges it.
         jobs: children at a time.
         told: called with each verdict.
+        measured: whether all tests run without a mutant first. Otherwise nobody knows how long they take, and each
+            is taken for a judge of everything.
     """
 
     mutants: Sequence[Mutant]
     order: Order
     jobs: int
     told: Callable[[Verdict], None]
+    measured: bool = True
     verdicts: list[Verdict] = field(default_factory=list)
     baseline: dict[str, float] = field(default_factory=dict)
+    reached: dict[str, set[str]] = field(default_factory=dict)
+    """The functions that each test calls. Who does not call a function cannot judge its mutants."""
     broken: str = "no test was run"
     """The test that fails without any mutant, or what else is wrong; empty if all is well."""
 
@@ -73,12 +82,15 @@ class Judge:
         items = {item.nodeid: item for item in session.items}
         gc.collect()
         gc.freeze()
-        self._measure(items)
+        self.broken = ""
+        if self.measured:
+            self._measure(items)
         waiting, running = list(reversed(self.mutants)), list[_Child]()
         while not self.broken and (waiting or running):
             while waiting and len(running) < self.jobs:
                 mutant = waiting.pop()
-                tests = self.order(mutant, list(items), self.baseline)
+                able = [test for test in items if not self.measured or place(mutant) in self.reached[test]]
+                tests = self.order(mutant, able, self.baseline)
                 running.append(_Child(mutant, [items[t] for t in tests]))
             for child in _ready(running):
                 if child.step(self.baseline):
@@ -88,19 +100,31 @@ class Judge:
         return True
 
     def _measure(self, items: dict[str, pytest.Item]) -> None:
-        child = _Child(None, list(items.values()))
+        child = _Child(None, list(items.values()), self.mutants)
         while not child.step({}):
             select.select([child.pipe], [], [], 0.5)
         self.baseline = child.seconds
+        in_setup: dict[str, set[str]] = {}  # by file: fixtures may be shared
+        for test, places in child.in_setup.items():
+            in_setup.setdefault(test.partition("::")[0], set()).update(places)
+        self.reached = {
+            test: {*child.reached.get(test, ()), *in_setup.get(test.partition("::")[0], ())} for test in items
+        }
         self.broken = f"{child.test} {child.failed}" if child.failed is not None or child.hung else ""
 
 
 class _Child:
-    """One forked process: writes the index of each test as it starts, and the failure, if there is one."""
+    """One forked process: writes the index of each test as it starts, and the failure, if there is one.
 
-    def __init__(self, mutant: Mutant | None, items: list[pytest.Item]) -> None:
+    Without a mutant it also writes which of the functions that `watched` would replace each test calls.
+    """
+
+    def __init__(self, mutant: Mutant | None, items: list[pytest.Item], watched: Sequence[Mutant] = ()) -> None:
         self.mutant, self.items = mutant, items
         self.seconds: dict[str, float] = {}
+        self.in_setup: dict[str, list[str]] = {}
+        self.reached: dict[str, list[str]] = {}
+        self.broken = False
         self.failed: str | None = None
         self.hung = False
         self.current = -1
@@ -113,7 +137,7 @@ class _Child:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.pipe)
-            _live(mutant, items, into)
+            _live(mutant, items, into, watched)
         os.close(into)
 
     @property
@@ -121,7 +145,7 @@ class _Child:
         return self.items[self.current].nodeid if self.current >= 0 else "(before the first test)"
 
     def limit(self, baseline: dict[str, float]) -> float:
-        return max(HANG_SECONDS, HANG_FACTOR * baseline.get(self.test, HANG_SECONDS))
+        return max(HANG_SECONDS, HANG_FACTOR * baseline.get(self.test, UNKNOWN_SECONDS))
 
     def step(self, baseline: dict[str, float]) -> bool:
         """Reads what there is; whether the child is over."""
@@ -148,12 +172,16 @@ class _Child:
     def _read(self, line: str) -> None:
         what, _, rest = line.partition(" ")
         now = time.monotonic()
-        if self.current >= 0:
+        if self.current >= 0 and what in {"test", "done"}:
             self.seconds[self.test] = now - self.since
         if what == "test":
             self.current, self.since, self.computed = int(rest), now, _computed(self.pid)
-        elif what == "failed":
-            self.failed = rest
+        elif what == "setup":
+            self.in_setup[self.test] = json.loads(rest)
+        elif what == "reached":
+            self.reached[self.test] = json.loads(rest)
+        elif what in {"failed", "broken"}:
+            self.failed, self.broken = rest, what == "broken"
 
     def _over(self) -> bool:
         os.close(self.pipe)
@@ -164,9 +192,11 @@ class _Child:
 
     def verdict(self) -> Verdict:
         assert self.mutant is not None
-        outcome: Outcome = "hung" if self.hung else "survived" if self.failed is None else "caught"
+        why = self.failed or ("" if self.items else "no test calls the function")
+        outcome: Outcome = "survived" if self.failed is None else "caught"
+        outcome = "broken" if self.broken else "hung" if self.hung else outcome
         test = "" if outcome == "survived" else self.test
-        return Verdict(self.mutant, outcome, test, self.failed or "", time.monotonic() - self.began)
+        return Verdict(self.mutant, outcome, test, why, time.monotonic() - self.began)
 
 
 def _calm_down() -> None:
@@ -202,30 +232,40 @@ def _ready(running: Sequence[_Child]) -> Iterator[_Child]:
     yield from list(running)
 
 
-def _live(mutant: Mutant | None, items: list[pytest.Item], pipe: int) -> None:
+def _live(mutant: Mutant | None, items: list[pytest.Item], pipe: int, watched: Sequence[Mutant]) -> None:
     """The child's whole life."""
-    status = 70
+    status, reached, word = 70, set[str](), "broken"
     try:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
+        install_probes(watched, reached)
         if mutant is not None:
             install(mutant)
-        _run(items, pipe)
+        word = "failed"
+        _run(items, lambda what, rest: _write(pipe, what, rest), reached if watched else None)
         status = 0
     except BaseException as broken:  # noqa: BLE001 - whatever it is, the parent is told
-        os.write(pipe, f"failed {type(broken).__name__}: {broken}".splitlines()[0].encode() + b"\n")
+        _write(pipe, word, f"{type(broken).__name__}: {broken}".splitlines()[0])
     finally:
         os._exit(status)
 
 
-def _run(items: list[pytest.Item], pipe: int) -> None:
+def _write(pipe: int, what: str, rest: str) -> None:
+    left = f"{what} {rest}\n".encode()
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _run(items: list[pytest.Item], say: Callable[[str, str], None], reached: set[str] | None) -> None:
     failed: list[pytest.TestReport] = []
 
     class Reports:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed:
                 failed.append(report)
+            if report.when == "setup" and reached is not None:
+                say("setup", json.dumps(sorted(reached)))
 
     if not items:
         return
@@ -235,13 +275,16 @@ def _run(items: list[pytest.Item], pipe: int) -> None:
         manager.unregister(terminal)
     manager.register(Reports())
     for index, item in enumerate(items):
-        os.write(pipe, b"test %d\n" % index)
+        say("test", str(index))
         following = items[index + 1] if index + 1 < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if reached is not None:
+            say("reached", json.dumps(sorted(reached)))
+            reached.clear()
         if failed:
-            os.write(pipe, f"failed {_reason(failed[0])}\n".encode())
+            say("failed", _reason(failed[0]))
             return
-    os.write(pipe, b"done\n")
+    say("done", "")
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -17,9 +17,11 @@ import pytest
 
 from mutations.equivalent import excluded
 from mutations.judge import Judge, Verdict
-from mutations.sites import PACKAGE, ROOT, Mutant, find_all
+from mutations.sites import PACKAGE, ROOT, Mutant, changed, find_all
 
 TESTS = ROOT / "tests" / "gpu_cache"
+ALWAYS = ("currency", "port")
+"""The kinds that matter most: others' bytes would be served."""
 APART = ("gpu_cache/engine/", "gpu_cache/host/process/", "gpu_cache/daemon/")
 """Rooms whose tests judge their own mutants only, and which no other tests judge: they are slow, or start processes."""
 
@@ -27,9 +29,13 @@ APART = ("gpu_cache/engine/", "gpu_cache/host/process/", "gpu_cache/daemon/")
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     mutants = [m for m in find_all() if excluded(m) is None and _matches(m, options.match)]
+    seed = options.seed or fingerprint()
+    if options.share < 100:
+        mutants = shared_out(mutants, options.share, seed)
+        print(f"{len(mutants)} mutants: all of {' and '.join(ALWAYS)}, {options.share} % of the others, seed {seed}")
     if options.sample:
-        seed = options.seed or fingerprint()
-        print(f"a sample of {options.sample} out of {len(mutants)} mutants, seed {seed}")
+        mutants = [m for m in mutants if m.kind in ALWAYS]
+        print(f"a sample of {options.sample} out of {len(mutants)} mutants of {' and '.join(ALWAYS)}, seed {seed}")
         mutants = sorted(random.Random(seed).sample(mutants, min(options.sample, len(mutants))), key=lambda m: m.name)
     if options.list:
         for mutant in mutants:
@@ -38,11 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not mutants:
         print("no mutant matches", file=sys.stderr)
         return 2
-    return _report(judge(mutants, options.jobs, options.verbose))
+    return _report(judge(mutants, options.jobs, options.verbose, measured=not options.sample))
 
 
-def judge(mutants: Sequence[Mutant], jobs: int, verbose: bool = False) -> Judge:
-    """The verdict on each mutant. Imports torch and all tests once, then forks."""
+def shared_out(mutants: Sequence[Mutant], percent: int, seed: int) -> list[Mutant]:
+    """All that matter most, and that share of the others. A larger share holds what a smaller one does."""
+    others = [m for m in mutants if m.kind not in ALWAYS]
+    random.Random(seed).shuffle(others)
+    chosen = set(others[: -(-len(others) * percent // 100)])
+    return [m for m in mutants if m.kind in ALWAYS or m in chosen]
+
+
+def judge(mutants: Sequence[Mutant], jobs: int, verbose: bool = False, *, measured: bool = True) -> Judge:
+    """The verdict on each mutant. Imports torch and all tests once, then forks.
+
+    Args:
+        measured: first all tests run without a mutant: how long each takes and what it calls. It takes as long as
+            they do, and pays with more than some ten mutants.
+    """
     began = time.monotonic()
 
     def told(verdict: Verdict) -> None:
@@ -50,7 +69,7 @@ def judge(mutants: Sequence[Mutant], jobs: int, verbose: bool = False) -> Judge:
         if verbose or verdict.outcome != "caught":
             print(f"[{done}/{len(mutants)} {time.monotonic() - began:.0f} s] {_told(verdict)}", flush=True)
 
-    plugin = Judge(mutants, order, jobs, told)
+    plugin = Judge(mutants, order, jobs, told, measured)
     folders = [str(TESTS)]
     for room in APART:
         if not any(m.path.startswith(room) for m in mutants):
@@ -64,14 +83,14 @@ def judge(mutants: Sequence[Mutant], jobs: int, verbose: bool = False) -> Judge:
 
 
 def order(mutant: Mutant, tests: Sequence[str], seconds: dict[str, float]) -> list[str]:
-    """The mirror of the file first, then its room, then all others, each by speed."""
+    """The mirror of the file first, then its room, then all others, each by speed; state machines last."""
     judges = [t for t in tests if _apart(f"tests/{mutant.path}") == _apart(t)]
     room, _, name = mutant.path.rpartition("/")
     mirror = f"tests/{room}/test_{name}::"
 
-    def key(test: str) -> tuple[bool, bool, float]:
+    def key(test: str) -> tuple[bool, bool, bool, float]:
         here = test.rpartition("::")[0].partition("::")[0].rpartition("/")[0] == f"tests/{room}"
-        return not test.startswith(mirror), not here, seconds.get(test, 0.0)
+        return test.endswith("::runTest"), not test.startswith(mirror), not here, seconds.get(test, 0.0)
 
     return sorted(judges, key=key)
 
@@ -93,8 +112,15 @@ def fingerprint() -> int:
 
 
 def _report(judge: Judge) -> int:
+    meanwhile = changed()
+    if meanwhile:
+        print(f"changed while the tests ran, so nothing is known: {', '.join(meanwhile)}", file=sys.stderr)
+        return 2
     if judge.broken:
         print(f"without a mutant there is a failure already: {judge.broken}", file=sys.stderr)
+        return 2
+    if len(judge.verdicts) < len(judge.mutants):
+        print(f"only {len(judge.verdicts)} of {len(judge.mutants)} mutants were judged", file=sys.stderr)
         return 2
     verdicts = sorted(judge.verdicts, key=lambda v: (v.mutant.path, v.mutant.span, v.mutant.operator))
     for verdict in verdicts:
@@ -104,6 +130,9 @@ def _report(judge: Judge) -> int:
     print(f"mutants: {len(verdicts)} ({', '.join(f'{n} {k}' for k, n in sorted(kinds.items()))})")
     print(f"caught: {outcomes['caught'] + outcomes['hung']} ({outcomes['hung']} by a test that hangs)")
     print(f"survived: {outcomes['survived']}")
+    if outcomes["broken"]:
+        print(f"could not be put into place: {outcomes['broken']}", file=sys.stderr)
+        return 2
     return 1 if outcomes["survived"] else 0
 
 
@@ -114,8 +143,8 @@ def _line(mutant: Mutant) -> str:
 def _told(verdict: Verdict) -> str:
     mutant = verdict.mutant
     if verdict.outcome == "survived":
-        return f"SURVIVED {_line(mutant)}   ({mutant.function})"
-    word = "hangs   " if verdict.outcome == "hung" else "caught  "
+        return f"SURVIVED {_line(mutant)}   ({mutant.function})  {verdict.why}"
+    word = {"hung": "hangs   ", "broken": "BROKEN  "}.get(verdict.outcome, "caught  ")
     return f"{word} {mutant.name:58} {verdict.test.removeprefix('tests/gpu_cache/')}  {verdict.why[:80]}"
 
 
@@ -130,8 +159,9 @@ def _parser() -> argparse.ArgumentParser:
         "--match", action="append", help="only mutants whose name, function or source holds this text; again: or this"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--sample", type=int, default=0, help="only so many, drawn from a seed")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample; else made from the sources")
+    parser.add_argument("--sample", type=int, default=0, help="only so many of those that matter most: a quick look")
+    parser.add_argument("--share", type=int, default=100, help="per cent of those that matter less")
+    parser.add_argument("--seed", type=int, default=0, help="of sample and share; else made from the sources")
     parser.add_argument("--list", action="store_true", help="say what would be changed, and run nothing")
     parser.add_argument("--verbose", action="store_true", help="tell each verdict as it comes")
     return parser

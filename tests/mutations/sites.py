@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -66,6 +67,11 @@ class Mutant:
         return "adapterd." + self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
+    def outermost(self) -> str:
+        """The function that is replaced: that in which it is, at the level of a module or a class."""
+        return self.function.partition(".<locals>")[0]
+
+    @property
     def name(self) -> str:
         return f"{self.path}:{self.line} {self.kind}/{self.operator}"
 
@@ -77,10 +83,22 @@ class Mutant:
         return b"".join(lines).decode()
 
 
+@cache
+def source(path: str) -> str:
+    """The file as it was when it was first asked for: finding and applying mutants must see the same lines."""
+    return (ROOT / path).read_text()
+
+
+def changed() -> list[str]:
+    """Files that are not what they were when they were read: nothing that was found out about them counts."""
+    paths = (p.relative_to(ROOT).as_posix() for p in sorted(PACKAGE.rglob("*.py")))
+    return [path for path in paths if (ROOT / path).read_text() != source(path)]
+
+
 def find_all() -> list[Mutant]:
     """Every mutant of the package, in the order of files and lines."""
     paths = (p.relative_to(ROOT).as_posix() for p in sorted(PACKAGE.rglob("*.py")))
-    return [mutant for path in paths if path not in NOT_MUTATED for mutant in find(path, (ROOT / path).read_text())]
+    return [mutant for path in paths if path not in NOT_MUTATED for mutant in find(path, source(path))]
 
 
 def find(path: str, source: str) -> list[Mutant]:

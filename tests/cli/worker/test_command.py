@@ -180,6 +180,18 @@ def test_a_loader_that_is_killed_holds_up_only_what_has_to_be_loaded(published: 
     assert "the connection to the loader ended" in told and "Traceback" not in told
 
 
+def test_the_loader_process_it_starts_has_the_store_that_the_options_say(published: list[str], tmp_path: Path) -> None:
+    store, key, run = tmp_path / "store", tmp_path / "store.key", tmp_path / "run"
+    options = ["--loader", "process", "--loader-socket", run / "loader.sock", "--store", store, "--store-key", key]
+    with worker([*published, *map(str, options), "--store-bytes", "64MiB"]) as process:
+        begin(process, {**LONG, "ref": "acme/finance"})
+        assert (run / "loader.sock").is_socket()
+        _, told = process.communicate()
+    assert process.returncode == 0, told
+    assert len(list(store.glob("*/manifest.json"))) == 1  # is kept under the key only
+    assert key.is_file()
+
+
 def test_a_reader_that_goes_away_ends_it(published: list[str]) -> None:
     with worker(published) as process:
         begin(process, LONG)
@@ -202,6 +214,9 @@ def test_what_keeps_it_from_starting_is_said(shell: Commands, tmp_path: Path, pu
         (2, "REQUEST_INVALID", []),
         (1, "SETTINGS_INVALID", [*published, "--vram", "1KiB"]),
         (1, "SETTINGS_INVALID", [*published, "--metrics-port", "0"]),
+        (1, "SETTINGS_INVALID", [*published, "--loader-socket", tmp_path / "s"]),
+        (1, "SETTINGS_INVALID", [*published, "--store-bytes", "0"]),
+        (2, "REQUEST_INVALID", [*published, "--store-bytes", "lots"]),
         (1, "SETTINGS_INVALID", [*published, "--socket", tmp_path / ("s" * 200)]),
         (1, "BASE_TABLE_INVALID", [*published, "--base", wrong_table(tmp_path)]),
     ):

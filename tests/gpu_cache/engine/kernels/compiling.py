@@ -32,21 +32,26 @@ POINTERS = {
 FORMS = {
     "q": Form(4096, 4096, ((0, 4096),), 16),
     "qkv": Form(4096, 6144, ((0, 4096), (4096, 1024), (5120, 1024)), 16),
+    "gate_up": Form(4096, 28672, ((0, 14336), (14336, 14336)), 16),
     "down": Form(14336, 4096, ((0, 4096),), 16),
     "odd": Form(100, 130, ((0, 100), (100, 30)), 8),
 }
 SHAPES = {
     "decode": LaunchShape(Regime.ROWS, 64, 1, 64, 64, 1),
     "mixed": LaunchShape(Regime.ROWS, 64, 1, 64, 256, 8),
+    "shared": LaunchShape(Regime.TILES, 256, 16, 96, 16, 4),
+    "shared r128": LaunchShape(Regime.TILES, 256, 16, 96, 16, 8),
     "prefill": LaunchShape(Regime.TILES, 2048, 64, 48, 16, 1),
     "r64": LaunchShape(Regime.ROWS, 64, 1, 64, 256, 4),
     "prefill r64": LaunchShape(Regime.TILES, 2048, 64, 48, 16, 4),
     "wide": LaunchShape(Regime.TILES, 2048, 64, 48, 16, 8),
 }
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 CASES = [
     ("q", "decode", torch.bfloat16), ("qkv", "mixed", torch.bfloat16), ("down", "decode", torch.float16),
     ("q", "r64", torch.bfloat16), ("q", "prefill", torch.bfloat16), ("qkv", "prefill r64", torch.bfloat16),
     ("qkv", "wide", torch.bfloat16), ("q", "prefill", torch.float16), ("q", "prefill", torch.float32),
+    ("gate_up", "shared", torch.bfloat16), ("q", "shared r128", torch.bfloat16), ("q", "wide", torch.float32),
     ("odd", "mixed", torch.float32), ("odd", "wide", torch.bfloat16),
 ]  # fmt: skip
 
@@ -84,7 +89,8 @@ def _resources(ptx: str, capability: int) -> dict[str, int]:
 def reports(capability: int) -> Iterator[dict[str, Any]]:
     pdl = capability >= 90
     for form, shape, dtype in CASES:
-        launcher = Launcher([FORMS[form]], torch.zeros(16, dtype=torch.uint8), dtype, 8, pdl=pdl)
+        arena = torch.zeros(16, dtype=torch.uint8)
+        launcher = Launcher([FORMS[form]], arena, dtype, 8, pdl=pdl, shared_memory=SHARED_MEMORY[capability])
         launch = launcher.launch_of(FORMS[form], SHAPES[shape], dtype, dtype)
         types = {**POINTERS, "x": WORD[dtype], "y": WORD[dtype], "arena": WORD[dtype]}
         pair = (shrink_rows, expand_rows) if SHAPES[shape].regime is Regime.ROWS else (shrink_tiles, expand_tiles)

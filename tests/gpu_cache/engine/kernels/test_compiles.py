@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
-SPILLS = {("expand_rows", "mixed"): 1024, ("expand_rows", "r64"): 512, ("expand_tiles", "wide"): 512}
+SPILLS = {
+    ("expand_rows", "mixed"): 1024,
+    ("expand_rows", "r64"): 512,
+    ("expand_tiles", "prefill r64"): 512,
+    ("expand_tiles", "wide"): 512,
+    ("shrink_tiles", "wide"): 640,
+}
 """Bytes a thread, where 64 and 128 lanes of B stand in registers at once; measured, it costs less than more steps."""
-SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10}
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, pytest.param(86, marks=pytest.mark.slow)])
 def test_every_kernel_compiles_within_its_registers(capability: int, tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("compiling.py")
@@ -27,7 +33,7 @@ def test_every_kernel_compiles_within_its_registers(capability: int, tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) == 22
+    assert len(reports) == 28
     for report in reports:
         assert report["spills"] <= SPILLS.get((report["kernel"], report["shape"]), 0), report
         assert report["shared"] <= SHARED_MEMORY[capability], report
