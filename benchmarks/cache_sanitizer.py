@@ -31,9 +31,9 @@ def find_tool() -> str | None:
 def churn(rows: int) -> int:
     """For the child: what the tool watches."""
     import torch
+    from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
 
     from adapterd.gpu_cache import AdapterCache, CacheConfig
-    from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
     from fakes.adapters import PAGE_BYTES, MemoryLoader
     from fakes.cache_world import host_over
     from fakes.churn import Churn
