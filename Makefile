@@ -7,6 +7,10 @@ READY := .venv/.ready
 CORPUS := build/corpus
 JOBS ?= 2
 FUZZ_SEED ?= 1
+MUTATION_SHARE ?= 20
+MUTATION_SEED ?= 0
+MUTATION_TOLERANCE ?= 5
+MUTATE = PYTHONPATH=tests $(BIN)/python -m mutations.run --jobs $(JOBS)
 FUZZ = PYTHONPATH=tests $(BIN)/python -m fuzz.run --seed $(FUZZ_SEED) --jobs $(JOBS)
 
 export HF_HUB_OFFLINE := 1
@@ -37,6 +41,8 @@ test: $(READY)  ## the whole test suite but the slow part
 
 test-all: $(READY)  ## the test suite with its slow part: mutations, faults, long property tests, fuzzing
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope
+	@echo "==> mutations of the cache (all of them: make test-all MUTATION_SHARE=100)"
+	@$(MUTATE) --share $(MUTATION_SHARE) --seed $(MUTATION_SEED) --tolerate $(MUTATION_TOLERANCE)
 	@echo "==> fuzzing, seed $(FUZZ_SEED) (another one: make test-all FUZZ_SEED=…)"
 	@$(FUZZ) --target header --runs 200000
 	@$(FUZZ) --target config --runs 50000

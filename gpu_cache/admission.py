@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.budgets import Budget, Shares
 from adapterd.gpu_cache.composition import Asked, total_rank
 from adapterd.gpu_cache.host.resolving import is_pinned
 from adapterd.gpu_cache.records import Entry, LeaseRecord, Place
@@ -33,7 +33,7 @@ def short_cut(
     return tuple(found)
 
 
-def inadmissible(record: LeaseRecord, vram: Budget, max_rank: int) -> Problem | None:
+def inadmissible(record: LeaseRecord, vram: Budget, slots: Shares, max_rank: int) -> Problem | None:
     """Why the lease can never be served, as far as its components are known by now."""
     known = [entry for entry in record.entries if entry.facts is not None]
     rank = known[0].rank if len(known) == 1 else total_rank(e.facts.manifest for e in known if e.facts is not None)
@@ -43,7 +43,7 @@ def inadmissible(record: LeaseRecord, vram: Budget, max_rank: int) -> Problem | 
             f"a module would get rank {rank}, at most {max_rank} is served",
             "Take fewer or smaller adapters, or raise max_composition_rank.",
         )  # fmt: skip
-    return _too_large(record, sum(entry.pages for entry in known), vram)
+    return _too_large(record, sum(entry.pages for entry in known), vram) or _too_many(record, slots)
 
 
 def _too_large(record: LeaseRecord, pages: int, budget: Budget) -> Problem | None:
@@ -56,6 +56,17 @@ def _too_large(record: LeaseRecord, pages: int, budget: Budget) -> Problem | Non
         f"needs {pages * size} bytes ({pages} pages) of {budget.memory}; "
         f"tenant {record.tenant} can have {ceiling * size} ({ceiling} pages)",
         f"Raise {budget.memory}_bytes or the tenant's maximum.",
+    )  # fmt: skip
+
+
+def _too_many(record: LeaseRecord, slots: Shares) -> Problem | None:
+    wanted, ceiling = len(record.entries), slots.ceiling(record.tenant)
+    if wanted <= ceiling:
+        return None
+    return reject(
+        Code.BUDGET_EXCEEDED, _where(record),
+        f"needs {wanted} slots of {slots.total}; tenant {record.tenant} can have {ceiling}",
+        "Raise max_residents.",
     )  # fmt: skip
 
 

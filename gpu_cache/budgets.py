@@ -8,6 +8,10 @@ not evict below it, and others may not take free pages that are needed to fill i
 which holds at the start (the guarantees fit into the memory) and is kept by `may_take` and `above_share`.
 An adapter goes as a whole. One that lies across the edge of its tenant's share may go if nothing else can:
 else the pages beyond the share would be guaranteed, too, and `ceiling` could not be reached by others.
+
+Slots follow the same rules (`slot_shares`), so that many small adapters of one tenant cannot keep others out of
+memory that is free or theirs. What lacks decides whose turn it is to go: for pages who is above its share of
+pages, for slots who is above its share of slots.
 """
 
 from __future__ import annotations
@@ -59,11 +63,68 @@ def queue_full(tenant: str, most: int) -> Problem:
 
 
 Usage = Counter[str]
-"""Pages by tenant."""
+"""Pages (or slots) by tenant."""
 
 
-class Budget:
-    """The rules for one memory, and who holds how much. Pages. Guarded by the cache's lock."""
+class Shares:
+    """Who holds how much of one thing that is counted, and the rules for it. Guarded by the cache's lock.
+
+    Args:
+        total: how much of it there is.
+        guaranteed: what nobody may take from a tenant; others have no guarantee. Together `total` at most.
+        maximum: what a tenant may have at most; others may have `default_maximum`.
+    """
+
+    def __init__(
+        self, total: int, guaranteed: Mapping[str, int], maximum: Mapping[str, int], default_maximum: int
+    ) -> None:
+        self.total = total
+        self.used: Usage = Counter()
+        self._guaranteed, self._maximum, self._default_maximum = guaranteed, maximum, default_maximum
+
+    @property
+    def free(self) -> int:
+        return self.total - self.used.total()
+
+    def ceiling(self, tenant: str) -> int:
+        """The most that the tenant can ever hold, with everybody else at their guarantee only."""
+        others = sum(share for name, share in self._guaranteed.items() if name != tenant)
+        return min(self.maximum(tenant), self.total - others)
+
+    def maximum(self, tenant: str) -> int:
+        return self._maximum.get(tenant, self._default_maximum)
+
+    def guaranteed(self, tenant: str) -> int:
+        return self._guaranteed.get(tenant, 0)
+
+    def within_maximum(self, tenant: str, amount: int, used: Usage) -> bool:
+        return used[tenant] + amount <= self.maximum(tenant)
+
+    def may_take(self, tenant: str, amount: int, used: Usage) -> bool:
+        """Whether so much more may go to the tenant, were `used` the present state."""
+        owed = sum(max(0, share - used[name]) for name, share in self._guaranteed.items() if name != tenant)
+        return self.within_maximum(tenant, amount, used) and self.total - used.total() - amount >= owed
+
+    def spares_share(self, victim: str, taker: str, amount: int, used: Usage) -> bool:
+        """Whether the victim keeps its share when it loses so much to `taker`, were `used` the present state."""
+        return victim == taker or used[victim] - amount >= self.guaranteed(victim)
+
+    def above_share(self, victim: str, used: Usage) -> bool:
+        """Whether the victim holds more than its share. Only then may anything at all be taken from it."""
+        return used[victim] > self.guaranteed(victim)
+
+    def take(self, tenant: str, amount: int) -> None:
+        self.used[tenant] += amount
+
+    def give_back(self, tenant: str, amount: int) -> None:
+        self.used[tenant] -= amount
+        assert self.used[tenant] >= 0, f"{tenant} gave back more than it had"
+        if not self.used[tenant]:
+            del self.used[tenant]  # no book keeps the name of everybody who ever came
+
+
+class Budget(Shares):
+    """The pages of one memory."""
 
     def __init__(
         self,
@@ -74,55 +135,36 @@ class Budget:
         default: TenantBudget,
     ) -> None:
         """Raises Failed (SETTINGS_INVALID) when the guarantees exceed the memory."""
-        self.memory, self.total, self.page_bytes = memory, total_pages, page_bytes
-        self.used: Usage = Counter()
-        self._default_maximum = self._pages(default.maximum(memory))
-        self._maximum = {t: self._pages(b.maximum(memory)) for t, b in tenants.items()}
-        self._guaranteed = {t: -(-b.guaranteed(memory) // page_bytes) for t, b in tenants.items()}
-        if default.guaranteed(memory) or sum(self._guaranteed.values()) > total_pages:
+        self.memory, self.page_bytes = memory, page_bytes
+
+        def pages(nbytes: int | None) -> int:
+            return total_pages if nbytes is None else min(total_pages, nbytes // page_bytes)
+
+        self.guarantees = {
+            tenant: share for tenant, b in tenants.items() if (share := -(-b.guaranteed(memory) // page_bytes))
+        }
+        maximum = {tenant: pages(b.maximum(memory)) for tenant, b in tenants.items()}
+        super().__init__(total_pages, self.guarantees, maximum, pages(default.maximum(memory)))
+        if default.guaranteed(memory) or sum(self.guarantees.values()) > total_pages:
             raise error(
                 Code.SETTINGS_INVALID, f"{memory} budgets",
-                f"guaranteed shares of {sum(self._guaranteed.values())} pages do not fit into {total_pages}",
+                f"guaranteed shares of {sum(self.guarantees.values())} pages do not fit into {total_pages}",
                 "Lower them, enlarge the memory, and give no guarantee to unnamed tenants.",
             )  # fmt: skip
 
-    @property
-    def free(self) -> int:
-        return self.total - self.used.total()
 
-    def ceiling(self, tenant: str) -> int:
-        """The most that the tenant can ever hold, with everybody else at their guarantee only."""
-        others = sum(pages for name, pages in self._guaranteed.items() if name != tenant)
-        return min(self.maximum(tenant), self.total - others)
+def slot_shares(slots: int, budget: Budget) -> Shares:
+    """The shares of so many slots: one for each tenant with a guarantee of pages, and of the rest as much as its
+    guarantee is of all pages.
 
-    def maximum(self, tenant: str) -> int:
-        return self._maximum.get(tenant, self._default_maximum)
-
-    def guaranteed(self, tenant: str) -> int:
-        return self._guaranteed.get(tenant, 0)
-
-    def within_maximum(self, tenant: str, pages: int, used: Usage) -> bool:
-        return used[tenant] + pages <= self.maximum(tenant)
-
-    def may_take(self, tenant: str, pages: int, used: Usage) -> bool:
-        """Whether `pages` more may go to the tenant, were `used` the present state."""
-        owed = sum(max(0, share - used[name]) for name, share in self._guaranteed.items() if name != tenant)
-        return self.within_maximum(tenant, pages, used) and self.total - used.total() - pages >= owed
-
-    def spares_share(self, victim: str, taker: str, pages: int, used: Usage) -> bool:
-        """Whether the victim keeps its share when it loses `pages` to `taker`, were `used` the present state."""
-        return victim == taker or used[victim] - pages >= self.guaranteed(victim)
-
-    def above_share(self, victim: str, used: Usage) -> bool:
-        """Whether the victim holds more than its share. Only then may anything at all be taken from it."""
-        return used[victim] > self.guaranteed(victim)
-
-    def take(self, tenant: str, pages: int) -> None:
-        self.used[tenant] += pages
-
-    def give_back(self, tenant: str, pages: int) -> None:
-        self.used[tenant] -= pages
-        assert self.used[tenant] >= 0, f"{tenant} gave back more than it had"
-
-    def _pages(self, nbytes: int | None) -> int:
-        return self.total if nbytes is None else min(self.total, nbytes // self.page_bytes)
+    Raises Failed (SETTINGS_INVALID) if that is more than there are.
+    """
+    owners = budget.guarantees
+    if len(owners) > slots:
+        raise error(
+            Code.SETTINGS_INVALID, "max_residents", f"{len(owners)} tenants have guaranteed shares of {slots} slots",
+            "Raise it: each needs a slot at least.",
+        )  # fmt: skip
+    rest = slots - len(owners)
+    shares = {tenant: 1 + rest * pages // budget.total for tenant, pages in owners.items()}
+    return Shares(slots, shares, {}, slots)

@@ -212,11 +212,14 @@ class AdapterCache(Upkeep, Following):
         return ticket
 
     def end_step(self, ticket: StepTicket) -> None:
-        """For `StepTicket.end`. The mark is recorded under the lock: marks are noted in stream order."""
+        """For `StepTicket.end`. The mark is recorded under the lock: marks are noted in stream order.
+
+        If the device refuses it, the step is over all the same, but what it read is in flight for ever.
+        """
         with self._lock:
+            self._steps -= 1
             event = self._device.record(ticket.stream)
             self._last_step = event
-            self._steps -= 1
             for entry in ticket.entries:
                 entry.tickets -= 1
                 entry.readers.note(ticket.stream, event)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -91,8 +92,8 @@ def prefix_key(tenant: str, base: BasePin, components: Sequence[Component]) -> b
 
 
 def _finite(ref: str, weight: float) -> float:
-    if isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight):
-        return float(weight)
+    if isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) <= sys.float_info.max:
+        return float(weight)  # an int may be too large for one, and then has no finite value either
     raise error(Code.COMPOSITION_INVALID, str(ref)[:160], f"weight {weight!r} is no finite number")
 
 

@@ -34,7 +34,7 @@ class CacheConfig:
         store_key: file of the key under which the store keeps packed forms and manifests, too, so that later loads
             need not make them; made if it is not there, and not in the store. None: nothing of it is kept.
         keep_host: whether verified bytes stay in the slab after their copy, until room is needed.
-        max_residents: slots, that is adapters in the arena at once.
+        max_residents: slots, that is adapters in the arena at once; guaranteed shares of VRAM have their part of them.
         max_components: of a composition.
         max_composition_rank: the most rank that one module may get from all components together.
         pages_per_step: pages copied after each step while steps run; when idle there is no limit.

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.budgets import Budget, Shares
 from adapterd.gpu_cache.leases import Lease, LeaseBooks, check_ready
 from adapterd.gpu_cache.records import Entry, LeaseRecord, LeaseState, Purpose
 from adapterd.loader.errors import Code, Problem, reject
@@ -93,13 +93,20 @@ def _place(tenant: str, ref: Ref) -> tuple[str, str]:
     return tenant, str(replace(ref, alias=ref.wanted_alias))
 
 
-def too_much_kept(record: LeaseRecord, entries: Iterable[Entry], budget: Budget) -> Problem | None:
+def too_much_kept(record: LeaseRecord, entries: Iterable[Entry], budget: Budget, slots: Shares) -> Problem | None:
     """Why a pin or a route may not keep its versions beside what its tenant keeps already."""
     if record.purpose is not Purpose.KEEP:
         return None
     kept = {*record.entries, *(e for e in entries if e.key.tenant == record.tenant and e.kept)}
     pages = sum(entry.pages for entry in kept if entry.facts is not None)
     ceiling, size = budget.ceiling(record.tenant), budget.page_bytes
+    if len(kept) > slots.ceiling(record.tenant):
+        return reject(
+            Code.BUDGET_EXCEEDED, " + ".join(str(each.ref) for each in record.asked),
+            f"the pins and routes of tenant {record.tenant} would hold {len(kept)} slots of {slots.total}; "
+            f"it can have {slots.ceiling(record.tenant)}",
+            "Unpin something, or raise max_residents.",
+        )  # fmt: skip
     if pages <= ceiling:
         return None
     return reject(

@@ -139,9 +139,7 @@ class Ledger:
         self._limit = max(LEAST_LIMIT, 2 * len(self))
 
 
-Look = tuple[
-    VersionKey, Place, Resident | None, Facts | None, tuple[LeaseRecord, ...], tuple[LeaseRecord, ...], int
-]
+Look = tuple[VersionKey, Place, Resident | None, Facts | None, tuple[LeaseRecord, ...], tuple[LeaseRecord, ...], int]
 """An entry at one moment: key, place, resident, facts, who waits for it, who holds it, tick of its last use."""
 
 

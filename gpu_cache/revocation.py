@@ -8,7 +8,7 @@ when somebody else gets them. A tenant's revocations touch nothing of another te
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Condition
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from adapterd.gpu_cache.fences import Fence
 from adapterd.gpu_cache.host.interface import Host
 from adapterd.gpu_cache.host.records import Claim
 from adapterd.gpu_cache.lease_book import LeaseBook
+from adapterd.gpu_cache.pages import runs
 from adapterd.gpu_cache.records import Cause, Entry, LeaseRecord
 from adapterd.gpu_cache.residency import Ledger
 from adapterd.loader.errors import AdapterdError, Code, Problem, reject
@@ -225,17 +226,7 @@ class Scrubber:
             self._stream = self._device.new_stream()
         for event in Fence.merged((entry.copied_by, entry.readers.fence())).events:
             self._device.wait(self._stream, event)
-        for first, length in _runs(entry.resident.pages):
+        pages = entry.resident.pages
+        for _, first, length in runs(pages, pages):
             self._device.zero(self._stream, self._arena[first * self._page_bytes : (first + length) * self._page_bytes])
         return self._device.record(self._stream)
-
-
-def _runs(pages: Collection[int]) -> list[tuple[int, int]]:
-    """Neighbouring pages as (first, how many)."""
-    found: list[tuple[int, int]] = []
-    for page in pages:
-        if found and page == sum(found[-1]):
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        else:
-            found.append((page, 1))
-    return found

@@ -231,6 +231,8 @@ class Stager:
     def _move(self, record: LeaseRecord, state: LeaseState) -> None:
         before, record.state = record.queued, state
         self._queued[record.tenant] -= before and not record.queued
+        if not self._queued[record.tenant]:
+            del self._queued[record.tenant]
 
     def _detach(self, record: LeaseRecord) -> None:
         self._lines.remove(record)
@@ -253,8 +255,9 @@ class Stager:
         """Does whatever can be done now for a lease that waits, but for room: that is handed out by `advance`."""
         if record.state is not LeaseState.WAITING:
             return
-        problem = inadmissible(record, self._vram.budget, self._config.max_composition_rank)
-        problem = problem or too_much_kept(record, self.entries.values(), self._vram.budget)
+        vram = self._vram
+        problem = inadmissible(record, vram.budget, vram.slot_shares, self._config.max_composition_rank)
+        problem = problem or too_much_kept(record, self.entries.values(), vram.budget, vram.slot_shares)
         if problem is not None:
             self.fail(record, (problem,))
             return

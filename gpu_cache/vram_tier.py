@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from adapterd.gpu_cache.budgets import Budget
+from adapterd.gpu_cache.budgets import Budget, slot_shares
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.device import Device
-from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
+from adapterd.gpu_cache.eviction import Candidate, Policy, pages_wanted, plan_evictions, slots_wanted
 from adapterd.gpu_cache.fences import OPEN, Fence, Readers
 from adapterd.gpu_cache.pages import Allotment, PagePool
 from adapterd.gpu_cache.records import Cause, Entry, LeaseRecord
@@ -26,9 +25,9 @@ class VramTier:
         self._policy = policy
         self.budget = Budget("vram", config.vram_pages, config.page_bytes, config.tenants, config.default_budget)
         self.slots = SlotTable(config.max_residents)
+        self.slot_shares = slot_shares(config.max_residents, self.budget)
         self.evictions: Counter[Cause] = Counter()
         self.changes = 0  # of the place of any adapter
-        self._max_residents = config.max_residents
         self._claimed: dict[int, Entry] = {}
         self._pool = PagePool(config.vram_pages)
         self.arena: torch.Tensor = device.allocate_arena(config.vram_pages * config.page_bytes)
@@ -38,18 +37,17 @@ class VramTier:
 
         All or nothing: a lease never holds half of its pages while it waits.
         """
-        wanted = record.missing
-        tenant, pages = record.tenant, sum(e.pages for e in wanted)
-
-        def room(victims: Sequence[Candidate]) -> bool:
-            return len(self._claimed) - len(victims) + len(wanted) <= self._max_residents
-
-        if self.budget.may_take(tenant, pages, self.budget.used) and room(()):
+        missing, tenant = record.missing, record.tenant
+        wants = (
+            pages_wanted(self.budget, sum(entry.pages for entry in missing)),
+            slots_wanted(self.slot_shares, len(missing)),
+        )
+        if all(want.shares.may_take(tenant, want.amount, want.shares.used) for want in wants):
             return []
         free = [e for e in self._claimed.values() if _evictable(e, record)]
         candidates = [Candidate(e.key, e.pages, e.last_used) for e in free]
         entries = {id(candidate): entry for candidate, entry in zip(candidates, free, strict=True)}
-        victims = plan_evictions(self._policy, self.budget, tenant, pages, candidates, room)
+        victims = plan_evictions(self._policy, tenant, wants, candidates)
         return None if victims is None else [self._evicted(entries[id(v)]) for v in victims]
 
     def claim(self, entry: Entry) -> None:
@@ -59,6 +57,7 @@ class VramTier:
         """
         assert not entry.claimed
         self.budget.take(entry.key.tenant, entry.pages)
+        self.slot_shares.take(entry.key.tenant, 1)
         self._claimed[id(entry)] = entry
         entry.claimed, entry.used = True, False
         self.changes += 1
@@ -78,7 +77,6 @@ class VramTier:
         slot, generation = self.slots.take()
         manifest, layout = entry.facts.manifest, entry.facts.layout
         entry.resident = Resident(entry.key, slot, generation, manifest, layout, allotment.pages)
-        entry.copied, entry.copied_by, entry.joined, entry.readers = False, OPEN, None, Readers()
         return allotment
 
     def evict(self, entry: Entry, cause: Cause) -> None:
@@ -89,12 +87,14 @@ class VramTier:
         assert not entry.tickets
         self._pool.give_back(resident.pages, Fence.merged((entry.copied_by, entry.readers.fence())))
         self.slots.give_back(resident.slot)
-        entry.resident, entry.copied, entry.copied_by, entry.joined = None, False, OPEN, None
+        entry.resident, entry.copied, entry.copied_by = None, False, OPEN
+        entry.joined, entry.readers = None, Readers()
         self._give_back(entry)
         self.evictions[cause] += 1
 
     def _give_back(self, entry: Entry) -> None:
         self.budget.give_back(entry.key.tenant, entry.pages)
+        self.slot_shares.give_back(entry.key.tenant, 1)
         del self._claimed[id(entry)]
         entry.claimed = False
         self.changes += 1

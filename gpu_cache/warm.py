@@ -76,11 +76,9 @@ class WarmLeases:
         if seen is None:
             return False
         entry = seen.entry
-        holds = (
+        holds = (  # a reloaded base has no entry that is not dead, and a resident that once was copied stays so
             entry.resident is seen.residents[0][0]
-            and entry.copied
             and not entry.dead
-            and record.base is seen.base
             and entry.verified.get(seen.claim) is seen.verified
             and seen.verified.trust_changes == trust_changes
         )

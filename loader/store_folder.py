@@ -136,7 +136,10 @@ class StoreFolder:
             waiting()
             time.sleep(LOCK_LOOK_SECONDS)
         with file:
-            yield
+            try:
+                yield
+            finally:
+                _let_go(file)
 
     @contextmanager
     def held(self, key: str) -> Iterator[bool]:
@@ -146,7 +149,10 @@ class StoreFolder:
             yield False
             return
         with file:
-            yield True
+            try:
+                yield True
+            finally:
+                _let_go(file)
 
     def _lock(self, key: str) -> IO[bytes] | None:
         """The locked file, which lets go when it is closed, or None while somebody else has it."""
@@ -234,6 +240,11 @@ def _try_lock(file: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _let_go(file: IO[bytes]) -> None:
+    """Closing is not enough: a process that was forked meanwhile has the file, and with it the lock, too."""
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_still(file: IO[bytes], path: Path) -> bool:

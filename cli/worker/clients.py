@@ -53,7 +53,11 @@ class LineClient:
         except BadLineError as bad:
             self._refuse(bad.id, bad.problems, number)
             return
-        self._inbox.put(lambda loop: self._do(loop, parsed, number))
+        except Exception as bug:  # noqa: BLE001 - a tokenizer's, say: it is that line's trouble
+            problem = reject(Code.INTERNAL, "line", f"it cannot be read: {type(bug).__name__}")
+            self._refuse(None, (problem,), number)
+            return
+        self._inbox.put_line(lambda loop: self._do(loop, parsed, number))
 
     def on_end(self) -> None:
         """There are no more lines. Called on the reader's thread."""
@@ -84,7 +88,7 @@ class LineClient:
         return tell
 
     def _refuse(self, name: str | None, problems: tuple[Problem, ...], number: int) -> None:
-        self._inbox.put(lambda _: self._write(error_line(name, problems, number)))
+        self._inbox.put_line(lambda _: self._write(error_line(name, problems, number)))
 
     def _write(self, body: dict[str, object]) -> None:
         if self.lost is not None:

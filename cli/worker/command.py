@@ -47,6 +47,19 @@ def worker(
     store: Annotated[
         Path | None, typer.Option(help="Folder of verified versions; else a temporary one.", show_default=False)
     ] = None,
+    store_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Key file under which the store keeps packed forms, too; made if missing.", show_default=False
+        ),
+    ] = None,
+    store_bytes: Annotated[
+        str | None, typer.Option(help="The most that the store may take, such as 100GiB.", show_default=False)
+    ] = None,
+    loader_socket: Annotated[
+        Path | None,
+        typer.Option(help="Share the loader process of this socket with other workers.", show_default=False),
+    ] = None,
     socket: Annotated[
         Path | None,
         typer.Option(help="Where `adapterctl cache` reaches this worker; by default nowhere.", show_default=False),
@@ -70,8 +83,10 @@ def worker(
     return run_worker(
         Options(
             model=model, source=source, trust=trust, base=base, device=device, vram=sizes["--vram"],
-            host=sizes["--host"], loader=loader.value, store=store, max_rows=max_rows, kv_blocks=kv_blocks,
-            prefix_blocks=prefix_blocks, socket=socket, metrics_port=metrics_port,
+            host=sizes["--host"], loader=loader.value, store=store, store_key=store_key,
+            store_bytes=None if store_bytes is None else parse_size(store_bytes, "--store-bytes"),
+            loader_socket=loader_socket, max_rows=max_rows, kv_blocks=kv_blocks, prefix_blocks=prefix_blocks,
+            socket=socket, metrics_port=metrics_port,
         )
     )  # fmt: skip
 

@@ -46,6 +46,9 @@ class Options:
     trust: Path | None = None
     base: str | None = None
     store: Path | None = None
+    store_key: Path | None = None
+    store_bytes: int | None = None
+    loader_socket: Path | None = None
     socket: Path | None = None
     metrics_port: int | None = None
 
@@ -145,8 +148,8 @@ def _cache(options: Options, base: BaseSpec, source: FolderSource | RegistrySour
 
     config = CacheConfig(
         device=options.device, vram_bytes=options.vram, host_bytes=options.host,
-        loader=options.loader,
-        store=options.store,
+        loader=options.loader, loader_socket=options.loader_socket,
+        store=options.store, store_key=options.store_key, store_bytes=options.store_bytes,
     )  # fmt: skip
     return AdapterCache(config, base=base, source=source, trust=trust)
 
@@ -183,13 +186,18 @@ def _serve(loop: ServingLoop, text: object, stop: frozenset[int]) -> int:
 
 @contextmanager
 def _signals(inbox: Inbox) -> Iterator[list[int]]:
-    """The first SIGINT or SIGTERM drains, the second one ends what is open. Yields the first one's number."""
+    """The first SIGINT or SIGTERM drains, the second one ends what is open. Yields the first one's number.
+
+    A third one ends the process: the loop may be held up for good by a client that does not read its answers.
+    """
     from adapterd.cli.worker.loop import ServingLoop
 
     seen: list[int] = []
 
     def handle(number: int, _frame: object) -> None:
         if seen:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, signal.SIG_DFL)
             inbox.put(ServingLoop.close)
             return
         seen.append(number)

@@ -39,6 +39,12 @@ class LineReader:
         os.close(self._waker)
 
     def _run(self) -> None:
+        try:
+            self._read_all()
+        finally:
+            self._on_end()
+
+    def _read_all(self) -> None:
         kept, skipping = b"", False
         while data := self._read():
             *lines, kept = (kept + data).split(b"\n")
@@ -53,7 +59,6 @@ class LineReader:
                 kept, skipping = b"", True
         if kept and not skipping:
             self._tell(kept)
-        self._on_end()
 
     def _tell(self, line: bytes) -> None:
         self._number += 1
@@ -64,8 +69,10 @@ class LineReader:
 
     def _read(self) -> bytes:
         """The next bytes; none at the end, and when the reader is to stop."""
-        ready, _, _ = select.select([self._descriptor, self._wake], [], [])
-        if self._wake in ready:
+        poll = select.poll()  # `select` takes no descriptors above 1023
+        for descriptor in (self._descriptor, self._wake):
+            poll.register(descriptor, select.POLLIN)
+        if any(descriptor == self._wake for descriptor, _ in poll.poll()):
             return b""
         try:
             return os.read(self._descriptor, CHUNK)

@@ -32,7 +32,7 @@ from adapterd.gpu_cache.daemon.summary import status_of
 from adapterd.loader.errors import error_from
 
 WHOLE_LOOK_SECONDS = 10.0
-"""How old what is known may be where no tier has changed: a list of all rows keeps the cache's lock for a while."""
+"""How old what is known may be where no tier has changed: a list of all rows takes the interpreter for a while."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 
+from adapterd.gpu_cache.host.process.forks import keep_from_children
 from adapterd.loader.errors import Code, error
 
 LOOPBACK = "127.0.0.1"
@@ -31,6 +32,7 @@ class MetricsServer:
                 Code.PORT_IN_USE, f"{LOOPBACK}:{port}", f"metrics cannot be served there: {cause}",
                 "Choose another metrics_port; 0 takes a free one.",
             ) from cause  # fmt: skip
+        keep_from_children(self._server.socket)
         self._thread = threading.Thread(target=self._server.serve_forever, name="adapterd-metrics", daemon=True)
         self._thread.start()
 

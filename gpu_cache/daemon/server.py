@@ -12,6 +12,7 @@ from adapterd.gpu_cache.daemon.connection import Connection
 from adapterd.gpu_cache.daemon.desk import Desk
 from adapterd.gpu_cache.daemon.pace import Pace
 from adapterd.gpu_cache.daemon.wire import refusal_line
+from adapterd.gpu_cache.host.process.forks import keep_from_children
 from adapterd.gpu_cache.host.process.wakeup import Wakeup
 from adapterd.loader.errors import Code, reject
 
@@ -115,6 +116,7 @@ class DaemonServer:
         elif len(self._clients) >= MAX_CLIENTS:
             _turn_away(peer)
         else:
+            keep_from_children(peer)
             self._clients[peer] = Connection(peer, self._desk, self._clock)
 
     def _hear(self, client: Connection) -> None:

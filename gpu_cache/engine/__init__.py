@@ -1,6 +1,7 @@
 """Grouped LoRA over one base model: see `LoRAEngine`."""
 
+from adapterd.gpu_cache.engine.device_plan import LaunchShape
 from adapterd.gpu_cache.engine.engine import LoRAEngine, Step
 from adapterd.gpu_cache.engine.receipt import Applied, Receipt, SegmentReceipt
 
-__all__ = ["Applied", "LoRAEngine", "Receipt", "SegmentReceipt", "Step"]
+__all__ = ["Applied", "LaunchShape", "LoRAEngine", "Receipt", "SegmentReceipt", "Step"]

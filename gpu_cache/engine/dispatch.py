@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Kernels = Literal["auto", "triton", "reference"]
 LEAST_CAPABILITY = (8, 0)
+DEPENDENT_LAUNCH_SINCE = (9, 0)
 _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -30,7 +31,7 @@ def open_fast_path(
     *,
     max_rank: int,
     batch_invariant: bool,
-    pdl: bool,
+    pdl: bool | None,
 ) -> tuple[FastPath | None, str]:
     """(the kernels, or None for the reference; why the reference has to stand in for them, or nothing).
 
@@ -49,6 +50,9 @@ def open_fast_path(
     from adapterd.gpu_cache.engine.fast_path import FastPath
 
     dtype = adapter_dtype(cache.config.dtype, model)
+    if pdl is None:
+        device = cache.arena.device
+        pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= DEPENDENT_LAUNCH_SINCE
     return FastPath(cache, sites, dtype, max_rank=max_rank, batch_invariant=batch_invariant, pdl=pdl), ""
 
 

@@ -20,6 +20,7 @@ from adapterd.loader.base_model import BaseSpec
 
 if TYPE_CHECKING:
     from adapterd.gpu_cache.engine.device_plan import LaunchShape
+    from adapterd.gpu_cache.engine.tables import ResidentTable
 
 MAX_RANK = 128
 """Of a module, that the kernels' tables have room for unless told otherwise."""
@@ -69,7 +70,8 @@ class LoRAEngine(Generic[LeaseT]):
             CPU needs Triton's interpreter. Kernels read adapters of one dtype, the cache's, or if that is `auto`
             the model's own; the reference serves the others, fp64 layers and steps that want gradients.
         max_rank: of a module, that the kernels' tables have room for; the reference serves what has more.
-        pdl: programmatic dependent launch (sm_90 and later): the second kernel of a linear starts early.
+        pdl: programmatic dependent launch: the second kernel of a linear starts early, with the same bits. None is
+            wherever the card has it (sm_90 and later).
 
     Raises:
         Failed: BASE_TABLE_INVALID. Refused: SHAPE_MISMATCH. ValueError: names that fit nothing, or kernels that
@@ -87,7 +89,7 @@ class LoRAEngine(Generic[LeaseT]):
         strict: bool = False,
         kernels: Kernels = "auto",
         max_rank: int = MAX_RANK,
-        pdl: bool = False,
+        pdl: bool | None = None,
     ) -> None:
         self.cache = cache
         self.batch_invariant = batch_invariant
@@ -98,7 +100,7 @@ class LoRAEngine(Generic[LeaseT]):
         self._max_rank, self._pdl = max_rank, pdl
         self._lock = threading.Lock()
         self._current = CurrentStep()
-        self._standing: tuple[list[tuple[object, int]], BatchPlan] | None = None
+        self._standing: tuple[list[tuple[object, int]], BatchPlan, dict[int, ResidentTable]] | None = None
         self._handles: list[RemovableHandle] = []
         self._wrap(model, find_sites(model, cache.base, self._stacked, self._targets))
 
@@ -193,7 +195,7 @@ class LoRAEngine(Generic[LeaseT]):
             check_rows(rows)
             ticket = self.cache.begin_step(_leases(rows))
             try:
-                running, shape = self._running(self._plan_of(rows), shape)
+                running, shape = self._running(*self._plan_of(rows), shape)
             except BaseException:
                 ticket.end()
                 raise
@@ -203,24 +205,26 @@ class LoRAEngine(Generic[LeaseT]):
         self._current.running = running
         return ticket, running, shape
 
-    def _plan_of(self, rows: tuple[tuple[LeaseT, int], ...]) -> BatchPlan:
-        """The plan of the step before if the batch stands: a decoding batch does, for many steps."""
+    def _plan_of(self, rows: tuple[tuple[LeaseT, int], ...]) -> tuple[BatchPlan, dict[int, ResidentTable]]:
+        """Those of the step before if the batch stands: a decoding batch does, for many steps."""
         batch: list[tuple[object, int]] = [(() if s is None else tuple(s.composition), n) for s, n in rows]
         if self._standing is None or self._standing[0] != batch:
-            self._standing = batch, build_plan(rows)
-        return self._standing[1]
+            plan = build_plan(rows)
+            self._standing = batch, plan, {r.slot: self._tables.of(r) for r in plan.residents()}
+        return self._standing[1:]
 
-    def _running(self, plan: BatchPlan, shape: LaunchShape | None) -> tuple[RunningStep, LaunchShape | None]:
-        for resident in plan.residents():
-            self._tables.of(resident)  # MODULE_NOT_SERVED, before anything is enqueued
+    def _running(
+        self, plan: BatchPlan, tables: dict[int, ResidentTable], shape: LaunchShape | None
+    ) -> tuple[RunningStep, LaunchShape | None]:
         prepared = self._fast.prepare(plan, shape) if self._fast is not None else None
         running = RunningStep(
-            plan, self._tables, self.cache.arena,
+            plan, tables, self.cache.arena,
             batch_invariant=self.batch_invariant, strict=self.strict, why_reference=self._why_reference,
             fast=(self._fast, prepared) if self._fast is not None and prepared is not None else None,
         )  # fmt: skip
-        graph_safe = prepared is not None and prepared.view is not None and not prepared.reference
-        return running, prepared.view.shape if prepared is not None and prepared.view and graph_safe else None
+        if prepared is None or prepared.view is None or prepared.reference:
+            return running, None
+        return running, prepared.view.shape
 
     def _end(self, ticket: Ticket) -> None:
         self._current.running = None

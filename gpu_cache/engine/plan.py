@@ -126,10 +126,9 @@ class Segment:
 
     def same_composition(self, components: tuple[Component, ...]) -> bool:
         mine = self.components
-        return len(mine) == len(components) and all(
-            a.resident.slot == b.resident.slot and a.identity == b.identity
-            for a, b in zip(mine, components, strict=True)
-        )
+        if len(mine) != len(components) or (mine and mine[0].resident.slot != components[0].resident.slot):
+            return False
+        return all(a.identity == b.identity for a, b in zip(mine, components, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ class RingSlot:
 
     def __init__(self, plan_size: int, table_rows: int, stride: int, *, pinned: bool) -> None:
         with torch.inference_mode(False):
-            self.plan = torch.zeros(plan_size, dtype=torch.int32, pin_memory=pinned)
-            self.cells = torch.zeros(table_rows, stride, dtype=torch.int64, pin_memory=pinned)
+            self.plan = torch.zeros(plan_size, dtype=torch.int32, device="cpu", pin_memory=pinned)
+            self.cells = torch.zeros(table_rows, stride, dtype=torch.int64, device="cpu", pin_memory=pinned)
         self.numbers, self.rows = self.plan.numpy(), self.cells.numpy()
         self.sent: Event | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adapterd.gpu_cache.engine.fast_path import FastPath, Prepared
     from adapterd.gpu_cache.engine.layers import Site, Slice
     from adapterd.gpu_cache.engine.plan import BatchPlan, Segment
-    from adapterd.gpu_cache.engine.tables import ResidentTable, Tables
+    from adapterd.gpu_cache.engine.tables import ResidentTable
 
 
 class RunningStep:
@@ -28,7 +28,7 @@ class RunningStep:
 
     Args:
         plan: what each row gets.
-        tables: where the residents' blocks are.
+        tables: where the residents' blocks are, by slot.
         arena: the pages.
         batch_invariant: see `reference`.
         strict: refuse what would need the reference to stand in for a kernel (I19).
@@ -36,13 +36,13 @@ class RunningStep:
         why_reference: why there are none though they are wanted, or nothing.
 
     Raises:
-        Failed: MODULE_NOT_SERVED (I24), KERNEL_UNAVAILABLE (I19).
+        Failed: KERNEL_UNAVAILABLE (I19).
     """
 
     def __init__(
         self,
         plan: BatchPlan,
-        tables: Tables,
+        tables: Mapping[int, ResidentTable],
         arena: Tensor,
         *,
         batch_invariant: bool,
@@ -51,7 +51,7 @@ class RunningStep:
         why_reference: str = "",
     ) -> None:
         self._plan = plan
-        self._tables: dict[int, ResidentTable] = {r.slot: tables.of(r) for r in plan.residents()}
+        self._tables = tables
         self._arena = arena
         self._batch_invariant = batch_invariant
         self._strict, self._fast = strict, fast
@@ -71,7 +71,7 @@ class RunningStep:
         Rows of the base are not touched, so they keep their bits (I18).
 
         Raises:
-            Failed: ROWS_MISMATCH naming the module (I24).
+            Failed: ROWS_MISMATCH naming the module (I24). Refused: SHAPE_MISMATCH.
             Unavailable: DEVICE_ERROR if the layer runs on another device than the adapters.
             RuntimeError: called from another thread than the one that opened the step.
         """
@@ -81,7 +81,7 @@ class RunningStep:
         x_ri = x.reshape(-1, site.in_features)
         self._not_run.difference_update(part.path for part in site.slices)
         segments = self._plan.segments
-        if self._fast is not None and self._tables:
+        if self._fast is not None and (self._tables or self._fast[1].view is not None):
             segments = self._run_kernels(site, x_ri, y_ro := y_ro.contiguous(), *self._fast)
         elif self._tables:
             _refuse_capture(site, y)
@@ -128,7 +128,7 @@ class RunningStep:
     def _check(self, site: Site, x: Tensor, y: Tensor) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError(f"{site.path} runs in another thread than the one that opened the step")
-        for what, tensor in (("input", x), ("output", y)):
+        for what, tensor, width in (("input", x, site.in_features), ("output", y, site.out_features)):
             rows = tensor.shape[:-1].numel()
             if rows != self._plan.rows:
                 raise error(
@@ -136,12 +136,17 @@ class RunningStep:
                     f"the step has {self._plan.rows} rows, the {what} {tuple(tensor.shape)} has {rows}",
                     "Count padding and every sequence; leave modules that see other rows out of `targets`.",
                 )  # fmt: skip
-        if self._tables and y.device != self._arena.device:
-            raise error(
-                Code.DEVICE_ERROR, site.path,
-                f"the layer runs on {y.device}, the adapters are on {self._arena.device}",
-                "Make the cache on the model's device; a model over several devices needs sharding.",
-            )  # fmt: skip
+            if tensor.shape[-1] != width:
+                raise error(
+                    Code.SHAPE_MISMATCH, site.path, f"the {what} {tuple(tensor.shape)} is not {width} wide",
+                    "The live module has other widths than it says; leave it out of `targets`.",
+                )  # fmt: skip
+            if self._tables and tensor.device != self._arena.device:
+                raise error(
+                    Code.DEVICE_ERROR, site.path,
+                    f"the layer's {what} is on {tensor.device}, the adapters are on {self._arena.device}",
+                    "Make the cache on the model's device; a model over several devices needs sharding.",
+                )  # fmt: skip
 
     @property
     def _kernel(self) -> str:

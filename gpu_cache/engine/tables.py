@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,13 +38,21 @@ class ModuleBlocks:
     b: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ResidentTable:
-    """The modules of one resident, by the adapter's own module path; `paths` is the same object for equal sets."""
+    """The modules of one resident, by the adapter's own module path.
 
-    resident: ResidentLike
-    modules: Mapping[str, ModuleBlocks]
-    paths: frozenset[str]
+    Blocks are looked up when the first is asked for: where kernels run, nobody does.
+
+    Attributes:
+        paths: of the modules; the same object for equal sets.
+    """
+
+    def __init__(self, resident: ResidentLike, paths: frozenset[str]) -> None:
+        self.resident, self.paths = resident, paths
+
+    @cached_property
+    def modules(self) -> Mapping[str, ModuleBlocks]:
+        return _modules(self.resident)
 
     def term(self, path: str, weight: float, arena: Tensor) -> Term | None:
         """What this resident adds to module `path`, as views into the arena; None if it leaves it alone."""
@@ -84,9 +93,8 @@ class Tables:
         if kept is not None and _same_use(kept.resident, resident):
             return kept
         self._check(resident)
-        modules = _modules(resident)
-        paths = frozenset(modules)
-        table = ResidentTable(resident, modules, self._paths.setdefault(paths, paths))
+        paths = frozenset([module.name for module in resident.manifest.modules])
+        table = ResidentTable(resident, self._paths.setdefault(paths, paths))
         self._by_slot[resident.slot] = table
         return table
 
@@ -102,7 +110,7 @@ class Tables:
 
 
 def _same_use(kept: ResidentLike, wanted: ResidentLike) -> bool:
-    return kept.generation == wanted.generation and kept.key == wanted.key
+    return kept is wanted or (kept.generation == wanted.generation and kept.key == wanted.key)
 
 
 def _modules(resident: ResidentLike) -> dict[str, ModuleBlocks]:

@@ -285,7 +285,7 @@ class HostCache:
 
     def _forget(self, entries: Sequence[HostEntry]) -> None:
         for entry in entries:
-            entry.forgotten = True
+            self._tier.forget(entry)
             del self._entries[_key(entry)]
             self.tidy(entry)
         self._packer.serve()

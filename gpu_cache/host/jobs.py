@@ -45,6 +45,8 @@ class Answers:
         """With the lock: the request waits no longer."""
         settle, request.answer = request.answer, None
         self.waiting[request.tenant] -= settle is not None
+        if not self.waiting[request.tenant]:
+            del self.waiting[request.tenant]
         return settle
 
     def deliver(self) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from adapterd.gpu_cache.config import CacheConfig
@@ -157,6 +155,7 @@ def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore |
     """The loader that a configuration asks for; without a folder, over a temporary store that goes with the context."""
     if source is None or trust is None:
         raise ValueError("a cache needs a source and a trust store, or a host")
+    from adapterd.loader.scratch import scratch_folder
     from adapterd.loader.store import VerifiedStore
     from adapterd.loader.store_key import StoreKey
 
@@ -164,8 +163,7 @@ def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore |
         root = config.store
         if root is None:
             # A load that outlived the cache may still be writing.
-            folder = TemporaryDirectory(prefix="adapterd-store-", ignore_cleanup_errors=True)
-            root = Path(cleanup.enter_context(folder))
+            root = cleanup.enter_context(scratch_folder("store"))
         yield StoreLoader(
             source,
             VerifiedStore(

@@ -149,7 +149,8 @@ class Packer:
         entry.origin = Origin.DISK if first is None and fill.origin is Origin.SOURCE else fill.origin
         if fill.keep is not None:  # behind the loads that wait
             self._jobs.start(entry.key.tenant, fill.keep, lambda _: None)
-        entry.verify_seconds, entry.filled = None, True
+        entry.verify_seconds = None
+        self._tier.fill(entry)
         for request in list(entry.holders.values()):
             self._answer(request)
 

@@ -98,6 +98,8 @@ class FairPool:
             finally:
                 with self._changed:
                     self._running[tenant] -= 1
+                    if not self._running[tenant]:
+                        del self._running[tenant]
                     self._changed.notify()  # a job of this tenant may have waited for that
 
     def _wait_for_job(self) -> tuple[str, Work] | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapterd.gpu_cache.budgets import Budget, TenantBudget
-from adapterd.gpu_cache.eviction import Candidate, Policy, plan_evictions
+from adapterd.gpu_cache.eviction import Candidate, Policy, pages_wanted, plan_evictions
 from adapterd.gpu_cache.host.interface import HostUsage, Slab
 from adapterd.gpu_cache.host.pages import SlabPages
 from adapterd.gpu_cache.host.records import HostEntry
@@ -34,6 +34,7 @@ class HostTier:
         self.budget = Budget("host", count, slab.page_bytes, tenants, default)
         self._pages = SlabPages(count)
         self._entries: dict[int, HostEntry] = {}  # those with pages, forgotten ones, too
+        self._images: Counter[VersionKey] = Counter()  # bytes of what is filled and not forgotten
 
     def make_room(self, tenant: str, pages: int, keep: Collection[HostEntry]) -> list[HostEntry] | None:
         """Makes room for `pages` of the tenant: who was dropped for that, none of `keep`; None if it must wait."""
@@ -42,7 +43,7 @@ class HostTier:
         free = [e for e in self._entries.values() if e.filled and not e.holders and e not in keep]
         candidates = [Candidate(e.key, len(e.pages or ()), e.last_used) for e in free]
         entries = {id(candidate): entry for candidate, entry in zip(candidates, free, strict=True)}
-        victims = plan_evictions(self._policy, self.budget, tenant, pages, candidates, _always)
+        victims = plan_evictions(self._policy, tenant, [pages_wanted(self.budget, pages)], candidates)
         return None if victims is None else [self._dropped(entries[id(v)]) for v in victims]
 
     def take(self, entry: HostEntry) -> None:
@@ -53,20 +54,29 @@ class HostTier:
         self._entries[id(entry)] = entry
         self.budget.take(entry.key.tenant, len(pages))
 
+    def fill(self, entry: HostEntry) -> None:
+        """The bytes are in, and hold."""
+        entry.filled = True
+        self._count(entry, 1)
+
+    def forget(self, entry: HostEntry) -> None:
+        """It is found no more; its pages stay until `drop`."""
+        self._count(entry, -1)
+        entry.forgotten = True
+
     def drop(self, entry: HostEntry) -> None:
         """Frees the pages. Nothing reads or writes them any more: no job, no copy in flight."""
         assert entry.pages is not None
+        self._count(entry, -1)
         self._pages.give_back(entry.pages)
         self.budget.give_back(entry.key.tenant, len(entry.pages))
         entry.pages, entry.filled = None, False
         del self._entries[id(entry)]
 
     def usage(self) -> HostUsage:
-        """Counts what is held though forgotten, but does not name it."""
-        size, images = self.slab.page_bytes, Counter[VersionKey]()
-        for entry in self._entries.values():
-            if entry.filled and not entry.forgotten:
-                images[entry.key] += len(entry.pages or ()) * size
+        """Counts what is held though forgotten, but does not name it. Serving waits for who has the host's lock: so
+        nothing is counted here."""
+        size, images = self.slab.page_bytes, self._images.copy()
         return HostUsage({t: n * size for t, n in self.budget.used.items() if n}, self.budget.free * size, images)
 
     def memory(self, pages: Sequence[int]) -> Memory:
@@ -76,11 +86,14 @@ class HostTier:
             return self._memory[pages[0] * size : (pages[-1] + 1) * size]
         return [self._memory[page * size : (page + 1) * size] for page in pages]
 
+    def _count(self, entry: HostEntry, sign: int) -> None:
+        """An entry's bytes come to what `usage` names, or go."""
+        if entry.filled and not entry.forgotten:
+            assert entry.pages is not None
+            self._images[entry.key] += sign * len(entry.pages) * self.slab.page_bytes
+            if not self._images[entry.key]:
+                del self._images[entry.key]
+
     def _dropped(self, entry: HostEntry) -> HostEntry:
         self.drop(entry)
         return entry
-
-
-def _always(_victims: Sequence[Candidate]) -> bool:
-    """Any free pages serve."""
-    return True

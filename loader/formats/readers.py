@@ -12,7 +12,7 @@ from adapterd.loader.errors import AdapterdError, Code, Problem, Refused, error,
 from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import FileEntry
 
-HASH_BLOCK_BYTES = 2 << 20
+HASH_BLOCK_BYTES = 1 << 20
 AGAIN = "Did the file change while it was read? Run the command again on a complete copy."
 
 

@@ -16,7 +16,7 @@ import pytest
 from adapterd.gpu_cache import Place
 from adapterd.gpu_cache.daemon import Daemon
 from adapterd.loader.errors import Code, error
-from fakes.commands import Commands
+from fakes.commands import INTERRUPTIBLE, Commands
 from fakes.served import PAGE, FakeServed, row
 
 HEAVY = ("torch", "numpy", "prometheus_client", "rich.live", "adapterd.gpu_cache")
@@ -113,7 +113,7 @@ def test_a_watch_prints_what_is_there_and_then_changes(worker: Commands, cache: 
 
 def test_following_the_status_without_a_terminal_is_a_watch(worker: Commands, path: Path) -> None:
     following = subprocess.Popen(
-        [sys.executable, "-m", "adapterd.cli", "cache", "status", "--watch", "--socket", str(path)],
+        [*INTERRUPTIBLE, sys.executable, "-m", "adapterd.cli", "cache", "status", "--watch", "--socket", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -129,7 +129,7 @@ def test_on_a_terminal_it_is_a_live_view(worker: Commands, path: Path) -> None:
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40", "PYTHONIOENCODING": "utf-8"}
     following = subprocess.Popen(
-        [sys.executable, "-m", "adapterd.cli", "cache", "status", "--watch", "--socket", str(path)],
+        [*INTERRUPTIBLE, sys.executable, "-m", "adapterd.cli", "cache", "status", "--watch", "--socket", str(path)],
         stdin=its, stdout=its, stderr=subprocess.PIPE, env=environment,
     )  # fmt: skip
     os.close(its)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from adapterd.loader.trust.keys import PublicKey
-from fakes.commands import Commands
+from fakes.commands import INTERRUPTIBLE, Commands
 
 
 @pytest.fixture
@@ -32,8 +32,7 @@ def _environment(shell: Commands) -> dict[str, str]:
 
 @contextmanager
 def _process(shell: Commands, *words: str) -> Iterator[subprocess.Popen[str]]:
-    # A shell's background jobs ignore SIGINT, and so would their children.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "adapterd.cli", *words]
+    command = [*INTERRUPTIBLE, sys.executable, "-m", "adapterd.cli", *words]
     process = subprocess.Popen(
         command, env=_environment(shell), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -18,6 +18,10 @@ VARIABLES = (
 )  # fmt: skip
 
 
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+"""In front of a command that a test interrupts: a shell's background jobs, and what they start, ignore SIGINT."""
+
+
 @dataclass(frozen=True)
 class Commands:
     """A shell: nothing of the real user's configuration reaches it.

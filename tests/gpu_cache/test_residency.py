@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import fields
+
 import pytest
 
-from adapterd.gpu_cache import Place
-from adapterd.gpu_cache.host.interface import Facts
+from adapterd.gpu_cache import AdapterCache, Place
+from adapterd.gpu_cache.host.host_cache import HostCache
+from adapterd.gpu_cache.host.interface import Facts, HostUsage
 from adapterd.gpu_cache.residency import LEAST_LIMIT, Ledger
 from adapterd.gpu_cache.whereabouts import whereabouts
 from adapterd.loader.identity import Ref, VersionKey
@@ -142,3 +146,38 @@ def test_the_ledger_forgets_what_is_nowhere(loader: MemoryLoader) -> None:
         noted(ledger, loader, f"acme/n{index}")
     assert len(ledger) <= LEAST_LIMIT + 2
     assert ledger.find(Ref.parse("acme/kept"), kept.base) == kept
+
+
+class Watched(HostCache):
+    """Says whether it was asked for its usage with the cache's lock held: a client of a loader process decodes it."""
+
+    cache: AdapterCache | None = None
+    locked = False
+
+    def usage(self) -> HostUsage:
+        if self.cache is not None:
+            self.locked = self.locked or self.cache._lock._lock.locked()  # type: ignore[attr-defined]
+        return super().usage()
+
+
+def test_the_hosts_usage_was_read_with_the_cache_locked() -> None:
+    with World() as world:
+        world.loader.publish("acme/a")
+        world.ready("acme/a")
+        host = world.cache._host
+        host.__class__ = Watched
+        assert isinstance(host, Watched)
+        host.cache = world.cache
+        assert len(world.cache.residency()) == 1
+        assert world.cache.residency_version > 0
+        assert world.cache.statistics().host_bytes
+        assert not host.locked
+
+
+def test_a_key_is_hashed_once_and_stays_what_it_was() -> None:
+    pin = make_base().pin
+    one, other = VersionKey("acme", pin, "0" * 64), VersionKey("acme", make_base().pin, "0" * 64)
+    assert one == other and hash(one) == hash(one) == hash(other)
+    assert one != VersionKey("blue", pin, "0" * 64)
+    assert {one: 1}[pickle.loads(pickle.dumps(other))] == 1
+    assert [field.name for field in fields(one)] == ["tenant", "base", "digest"]

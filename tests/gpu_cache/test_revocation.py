@@ -10,6 +10,7 @@ import torch
 
 from adapterd.gpu_cache import Lease, Place
 from adapterd.gpu_cache.device import Stream
+from adapterd.gpu_cache.events import KeyRevoked, Quarantined
 from adapterd.gpu_cache.revocation import Refusals, Revocation
 from adapterd.gpu_cache.vram_tier import Cause
 from adapterd.loader.errors import AdapterdError, Code, Conflict, error
@@ -172,7 +173,28 @@ def test_a_copy_under_way_is_stopped() -> None:
         assert zeros(world, tuple(range(8)))
 
 
-def test_pages_that_a_stopped_copy_never_wrote_wait_for_their_last_readers_all_the_same() -> None:
+def test_two_copies_under_way_are_stopped_one_after_the_other() -> None:
+    with World(vram=8, pages_per_step=2) as world:
+        versions = [world.loader.publish(f"{tenant}/a", 4) for tenant in ("acme", "blue")]
+        base = world.acquire(None)
+        leases = [world.acquire(version.pinned) for version in versions]
+        with world.cache.begin_step([base]):
+            world.pool.run_all()
+        copied = world.copied
+        assert copied < 4
+        for version in versions:
+            revoke(world, version)
+        with world.cache.begin_step([base]):
+            pass
+        world.settle()
+        assert world.copied == copied
+        assert world.vram_free == 8
+        assert all(lease.failed for lease in leases)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_pages_that_a_stopped_copy_never_wrote_wait_for_their_last_readers_all_the_same(steps: int) -> None:
+    """Steps of base rows issue what is queued, while the kernel that reads the pages has not run yet."""
     for seed in range(20):
         with World(vram=4, seed=seed, pages_per_step=1) as world:
             first, second = world.loader.publish("acme/a", 4), world.loader.publish("acme/b", 4)
@@ -185,13 +207,107 @@ def test_pages_that_a_stopped_copy_never_wrote_wait_for_their_last_readers_all_t
             world.pool.run_all()  # it has the room; its copies are not enqueued
             revoke(world, second)
             world.pump()
+            for _ in range(steps):
+                world.step()
             world.device.drain()
             world.settle()
             assert world.violations == []
             assert world.vram_free == 4
 
 
+def test_what_is_still_to_be_zeroed_makes_no_room_for_those_who_wait() -> None:
+    with World(vram=4) as world:
+        version = world.loader.publish("acme/a", 4)
+        world.loader.publish("acme/b", 4)
+        held, waiting = world.ready("acme/a"), world.acquire("acme/b")
+        world.settle()
+        assert not waiting.ready
+        revoke(world, version)
+        assert held.failed
+        world.settle()
+        assert world.zeroed == 4
+        world.step(waiting)
+        world.settle()
+        assert world.violations == []
+
+
+def test_only_its_own_pages_are_zeroed_wherever_they_lie() -> None:
+    with World(vram=4) as world:
+        for name in ("a0", "a1", "a2", "a3"):
+            world.loader.publish(f"acme/{name}")
+        leases = [world.ready(f"acme/{name}") for name in ("a0", "a1", "a2", "a3")]
+        for lease, name in ((leases[0], "a0"), (leases[2], "a2")):
+            lease.release()
+            world.cache.evict(f"acme/{name}", tenant="acme")
+        version = world.loader.publish("acme/b", 2)
+        assert not zeros(world, (0, 2))
+        assert sorted(world.ready("acme/b").composition[0][0].pages) == [0, 2]
+        revoke(world, version)
+        world.settle()
+        assert zeros(world, (0, 2))
+        world.step(leases[1], leases[3])
+        world.settle()
+        assert world.violations == []
+
+
+def test_one_thread_zeroes_at_a_time() -> None:
+    """Marks are noted in stream order; who comes while another is at it goes again."""
+
+    class Entered(DefectiveDevice):
+        """Another thread comes while something is being zeroed."""
+
+        def __init__(self, inner: SimulatedDevice) -> None:
+            super().__init__(inner)
+            self.zero = self.enter  # type: ignore[assignment]
+            self.inside, self.deepest = 0, 0
+
+        def enter(self, stream: Stream, dst: torch.Tensor) -> None:
+            self.inside += 1
+            self.deepest = max(self.deepest, self.inside)
+            world.cache._stager.scrubber.issue()
+            self.inner.zero(stream, dst)
+            self.inside -= 1
+
+    with World(vram=4, defect=Entered) as world:
+        for name in "ab":
+            world.loader.publish(f"acme/{name}", 2, publisher="k1")
+            world.ready(f"acme/{name}").release()
+        world.cache.heed(KeyRevoked("acme", "k1"))
+        assert world.zeroed == 4
+        assert world.device.deepest == 1  # type: ignore[union-attr]
+
+
 # Whom it is about
+
+
+def test_one_name_is_quarantined_and_the_same_bytes_stay_under_another() -> None:
+    with World() as world:
+        version = world.loader.publish("acme/a", 2)
+        world.loader.publish("acme/b", 2, digest=version.digest)
+        first, second = world.ready("acme/a"), world.ready("acme/b")
+        world.cache.heed(Quarantined("acme", "a", 1, version.digest))
+        world.settle()
+        assert code_of(first) is Code.VERSION_REVOKED
+        world.step(second)
+        world.settle()
+        assert world.violations == []
+        assert world.zeroed == 0
+
+
+@pytest.mark.parametrize(
+    ("revocation", "left"),
+    [({"digest": "1" * 64}, 4), ({"adapter": "b"}, 2), ({"key_id": "k1"}, 2), ({"digest": "2" * 64}, 2)],
+)
+def test_an_image_that_nobody_here_has_asked_for_goes_by_its_digest_only(revocation: dict[str, str], left: int) -> None:
+    """It is in host memory because of another worker: what it is called, and who signed it, is not known here."""
+    with World(host=4) as world:
+        version = world.loader.publish("acme/a", 2, digest="1" * 64)
+        number = world.cache._host.fetch([version.resolved], "acme", lambda _: None)
+        world.settle()
+        world.cache._host.release(number)
+        assert world.host_free == 2
+        world.cache.revoke(Revocation("acme", **revocation))  # type: ignore[arg-type]
+        assert world.host_free == left
 
 
 def test_a_revoked_key_takes_all_that_it_signed_and_nothing_else() -> None:

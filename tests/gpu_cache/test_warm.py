@@ -111,3 +111,30 @@ def test_what_is_remembered_is_bounded() -> None:
         for version, lease in zip(versions, leases, strict=True):
             seen.remember(version.pinned, lease.record)
         assert len(seen) == 1
+
+
+def test_what_a_step_still_reads_after_a_reload_is_not_given_out() -> None:
+    with World() as world:
+        version = world.loader.publish("acme/a", 2)
+        leases = [world.ready(version.pinned) for _ in range(3)]
+        ticket = world.cache.begin_step(leases[:1])
+        world.cache.rebind(world.loader.base)
+        lease = world.acquire(version.pinned)
+        assert not lease.ready
+        ticket.end()
+        world.settle()
+        world.step(lease)
+        world.settle()
+        assert world.violations == []
+
+
+def test_a_name_that_holds_no_more_is_refused_though_its_bytes_stay_under_another() -> None:
+    with World() as world:
+        version = world.loader.publish("acme/a", 2, publisher="k1")
+        world.loader.publish("acme/b", 2, digest=version.digest, publisher="k2")
+        for _ in range(3):
+            world.ready(version.pinned).release()
+        other = world.ready("acme/b")
+        world.cache.revoke(Revocation("acme", key_id="k1"))
+        assert world.failure(version.pinned) is Code.VERSION_REVOKED
+        assert other.ready

@@ -45,11 +45,6 @@ class Books:
         """All that has pages in the arena."""
         return [e.resident for e in self._roomed if e.resident is not None]
 
-    @property
-    def held(self) -> set[int]:
-        """Slots of what leases, pins, routes and steps hold."""
-        return {e.resident.slot for e in self._roomed if e.resident and (e.holders or e.tickets)}
-
     def holds(self, record: LeaseRecord) -> bool:
         """Whether anything is still held for that lease, here or by the host."""
         entries = {*self._roomed, *self._cache._stager.entries.values()}
@@ -60,7 +55,8 @@ class Books:
     def all_current(self, record: LeaseRecord) -> bool:
         """Whether all that a lease pins is where it says."""
         current = self._vram.slots.current
-        return bool(record.residents) and all(current(resident) for resident, _ in record.residents)
+        whole = len(record.residents) == len(record.components or ())
+        return whole and all(current(resident) for resident, _ in record.residents)
 
     def current(self, route: Route) -> str | None:
         """The version that the route serves. Nothing moves by the question."""

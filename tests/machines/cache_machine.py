@@ -196,9 +196,13 @@ class CacheMachine(Operators, Ending):
 
     @rule()
     def everything_gets_done(self) -> None:
+        """And a step reads all that is ready."""
         self.world.settle()
         if not self.steps:
             self.revoked_bytes_are_gone()
+        step = self.begin(list(self.ready()))
+        if step is not None:
+            self.end(step)
 
     @rule(name=NAMES)
     def a_new_version(self, name: str) -> None:

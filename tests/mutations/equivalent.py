@@ -29,7 +29,113 @@ class Equivalent:
         )
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "gpu_cache/records.py",
+        "Entry.tidy",
+        "true",
+        "self.dead",
+        "only spares a call of Shelf.tidy, which looks at everything itself",
+    ),
+    Equivalent(
+        "gpu_cache/revocation.py",
+        "_place",
+        "without part 4",
+        'revocation.digest or revocation.adapter or revocation.key_id or ""',
+        "a revocation names one of the three; the last part is for the type only",
+    ),
+    Equivalent(
+        "gpu_cache/revocation.py",
+        "Scrubber.issue",
+        "drop",
+        "entry.copied = False",
+        "what was queued once is never queued again, so it is dead and keeps its pages either way",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals.bring",
+        "drop record.images",
+        "record.fetch, record.images = None, {}",
+        "who looks at them next lets go of them: there is no request any more that they belong to",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals.bring",
+        "without part 1",
+        "ask is not None and here",
+        "images come with a request, so the second part says it all; the first is for the type",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals.cancel",
+        "drop",
+        "entry.delivery = None",
+        "the request was let go, so it gives no answer, and letting go of it again does nothing",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals._delivered",
+        "drop",
+        "entry.delivery = None",
+        "an answered request gives no other answer, and the next one takes its place",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals._delivered",
+        "drop",
+        "entry.verified.clear()",
+        "the host verifies anew what it fetches next; an entry that nobody else wants is forgotten at once",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals._delivered",
+        "without part 1",
+        "each is entry and claim_of(found) == claim",
+        "a claim, an adapter of the tenant and a number, is one version",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals.land",
+        "drop entry.load",
+        "entry.copied, entry.load = True, None",
+        "looked at only when the next copy lands, which has set it anew",
+    ),
+    Equivalent(
+        "gpu_cache/arrivals.py",
+        "Arrivals.land",
+        "drop",
+        "entry.cold = None",
+        "an entry that leaves VRAM is forgotten, unless a lease on it is being verified again just then",
+    ),
+    Equivalent(
+        "gpu_cache/claims.py",
+        "Claims._verified",
+        "without part 1",
+        "isinstance(outcome, Failure) or problems",
+        "a failure has problems; the first part is for the type",
+    ),
+    Equivalent(
+        "gpu_cache/claims.py",
+        "Claims._verified",
+        "without part 1",
+        "e is entry and claim_of(r) == claim",
+        "a claim, an adapter of the tenant and a number, is one version",
+    ),
+    Equivalent(
+        "gpu_cache/copies.py",
+        "CopyQueue.busy",
+        "without part 2",
+        "self._queued or self._issuing or self._flying",
+        "what is being enqueued stays in the queue until it flies",
+    ),
+    Equivalent(
+        "gpu_cache/copies.py",
+        "CopyQueue.issue",
+        "without part 2",
+        "self._issuing or not self._queued",
+        "an empty queue has no next piece either",
+    ),
+)
 
 
 def excluded(mutant: Mutant) -> Equivalent | None:

@@ -13,7 +13,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -56,6 +57,7 @@ class Judge:
         order: who judges it.
         jobs: children at a time.
         told: called with each verdict.
+        caught_by: by function (`install.place`), the tests that have caught something of it before: they go first.
         measured: whether all tests run without a mutant first. Otherwise nobody knows how long they take, and each
             is taken for a judge of everything.
     """
@@ -64,15 +66,18 @@ class Judge:
     order: Order
     jobs: int
     told: Callable[[Verdict], None]
+    caught_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
     measured: bool = True
     verdicts: list[Verdict] = field(default_factory=list)
     baseline: dict[str, float] = field(default_factory=dict)
     reached: dict[str, set[str]] = field(default_factory=dict)
     """The functions that each test calls. Who does not call a function cannot judge its mutants."""
+    _caught_by: Counter[tuple[str, str]] = field(default_factory=Counter)
     broken: str = "no test was run"
     """The test that fails without any mutant, or what else is wrong; empty if all is well."""
 
     def pytest_sessionstart(self) -> None:
+        self._caught_by.update((function, test) for function, tests in self.caught_by.items() for test in tests)
         _calm_down()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -90,14 +95,21 @@ class Judge:
             while waiting and len(running) < self.jobs:
                 mutant = waiting.pop()
                 able = [test for test in items if not self.measured or place(mutant) in self.reached[test]]
-                tests = self.order(mutant, able, self.baseline)
+                tests = self._by_luck(mutant, self.order(mutant, able, self.baseline))
                 running.append(_Child(mutant, [items[t] for t in tests]))
             for child in _ready(running):
                 if child.step(self.baseline):
                     running.remove(child)
-                    self.verdicts.append(child.verdict())
-                    self.told(self.verdicts[-1])
+                    verdict = child.verdict()
+                    self.verdicts.append(verdict)
+                    self._caught_by.update([(place(verdict.mutant), verdict.test), (verdict.mutant.path, verdict.test)])
+                    self.told(verdict)
         return True
+
+    def _by_luck(self, mutant: Mutant, tests: list[str]) -> list[str]:
+        """Who caught others of the same function goes first, then who caught others of the same file."""
+        caught, function = self._caught_by, place(mutant)
+        return sorted(tests, key=lambda test: (-caught[function, test], -caught[mutant.path, test]))
 
     def _measure(self, items: dict[str, pytest.Item]) -> None:
         child = _Child(None, list(items.values()), self.mutants)

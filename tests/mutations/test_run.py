@@ -1,4 +1,4 @@
-"""A few mutants with every run of the suite; `make test-all` has them all."""
+"""A few mutants with every run of the suite, a share of all with `make test-all`; and how they are judged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import sys
 
 import pytest
 
-from mutations.sites import ROOT
+from mutations.judge import Verdict, _Child
+from mutations.run import ALWAYS, order, shared_out
+from mutations.sites import ROOT, Mutant, find_all
 
 SAMPLE = 6
+MUTANTS = find_all()
+NOTE = next(m for m in MUTANTS if m.function == "Readers.note" and m.kind == "count")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,8 +26,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def judged(mutant: Mutant) -> Verdict:
+    """By no test at all."""
+    child = _Child(mutant, [])
+    while not child.step({}):
+        pass
+    return child.verdict()
+
+
 def test_a_sample_of_mutants_is_caught() -> None:
-    """Drawn by the sources themselves: another one whenever the package changes."""
+    """Of those that let others' bytes be served. Drawn by the sources: another one whenever the package changes."""
     done = run("--sample", str(SAMPLE))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"mutants: {SAMPLE}" in done.stdout
@@ -35,3 +47,36 @@ def test_finding_nothing_is_a_failure(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert "no mutant matches" in done.stderr
+
+
+def test_what_cannot_be_put_into_place_is_not_taken_for_caught() -> None:
+    broken = Mutant(NOTE.path, NOTE.function, NOTE.line, "count", "drop", NOTE.before, "((", NOTE.span)
+    verdict = judged(broken)
+    assert (verdict.outcome, verdict.why.partition(":")[0]) == ("broken", "SyntaxError")
+
+
+def test_what_no_test_calls_survives() -> None:
+    verdict = judged(NOTE)
+    assert (verdict.outcome, verdict.why) == ("survived", "no test calls the function")
+
+
+def test_a_share_has_all_that_matter_most_and_a_larger_one_has_the_smaller_one() -> None:
+    small, large = set(shared_out(MUTANTS, 10, 1)), set(shared_out(MUTANTS, 30, 1))
+    assert small < large < set(MUTANTS)
+    assert {m for m in MUTANTS if m.kind in ALWAYS} <= small
+    assert small != set(shared_out(MUTANTS, 10, 2))
+    assert shared_out(MUTANTS, 100, 1) == MUTANTS
+
+
+def test_the_mirror_goes_first_and_state_machines_last() -> None:
+    room = "tests/gpu_cache"
+    seconds = {
+        f"{room}/test_machines.py::TestCache::runTest": 9.0, f"{room}/host/test_pool.py::a": 0.1,
+        f"{room}/test_slots.py::b": 0.2, f"{room}/test_slots.py::a": 0.1,
+        f"{room}/test_fences.py::slow": 3.0, f"{room}/test_fences.py::fast": 1.0,
+        f"{room}/engine/test_engine.py::a": 0.1,
+    }  # fmt: skip
+    assert [t.removeprefix(f"{room}/") for t in order(NOTE, list(seconds), seconds)] == [
+        "test_fences.py::fast", "test_fences.py::slow", "test_slots.py::a", "test_slots.py::b",
+        "host/test_pool.py::a", "test_machines.py::TestCache::runTest",
+    ]  # fmt: skip

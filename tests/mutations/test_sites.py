@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from mutations.equivalent import EQUIVALENT, excluded
-from mutations.install import install
+from mutations.install import install, install_probes, place
 from mutations.sites import NOT_MUTATED, PACKAGE, ROOT, Mutant, find, find_all, keeps_books, port_methods
 
 MUTANTS = find_all()
@@ -87,7 +90,7 @@ def test_guards_are_looked_for_where_books_are_kept() -> None:
         ("gpu_cache/", "currency", ".trust_changes"),
         ("gpu_cache/", "currency", "entry.dead"),
         ("gpu_cache/engine/tables.py", "currency", ".generation"),
-        ("gpu_cache/budgets.py", "count", "self.used[tenant] -= pages"),
+        ("gpu_cache/budgets.py", "count", "self.used[tenant] -= "),
         ("gpu_cache/pages.py", "count", "self._used.remove(page)"),
         ("gpu_cache/vram_tier.py", "guard", "entry.holders"),
     ],
@@ -155,3 +158,31 @@ def test_a_mutant_takes_the_functions_place_and_the_file_stays() -> None:
     readers.note("stream", "event")  # type: ignore[arg-type]
     assert readers.fence().events == ("event",)
     assert (PACKAGE / "fences.py").read_text() == source
+
+
+def test_a_function_that_is_watched_says_when_it_is_called() -> None:
+    from adapterd.gpu_cache.fences import Readers
+
+    mutant = next(m for m in MUTANTS if m.function == "Readers.note" and m.kind == "count")
+    whole = Mutant(mutant.path, mutant.function, mutant.line, "", "", mutant.before, mutant.before, mutant.span)
+    reached = set[str]()
+    try:
+        install_probes([mutant], reached)
+        readers = Readers()
+        readers.fence()
+        assert not reached
+        readers.note("stream", "event")  # type: ignore[arg-type]
+        assert reached == {place(mutant)} == {"gpu_cache/fences.py::Readers.note"}
+        assert readers.fence().events == ("event",)
+    finally:
+        install(whole)
+
+
+def test_every_function_can_be_watched() -> None:
+    """In another process: the functions stay as they are here."""
+    program = (
+        "from mutations.install import install_probes; from mutations.sites import find_all; "
+        "install_probes(find_all(), set())"
+    )
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": paths})

@@ -153,7 +153,7 @@ def _tile(
             yv = tl.load(at_y + out[None, :], mask=own[:, None] & (n < width)[None, :], other=0.0)
         d = tl.dot(h, b.to(OPERAND), input_precision=PRECISION)
         if MORE:
-            for block in range(LANES // ROWS, blocks, LANES // ROWS):
+            for block in tl.range(LANES // ROWS, blocks, LANES // ROWS, num_stages=1):
                 off_, used_ = _b_rows(
                     cells, parts, first, start, block, blocks, piece, width, ENTRIES, ROWS, LANES, UNIT
                 )

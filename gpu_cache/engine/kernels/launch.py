@@ -31,6 +31,8 @@ _TRITON: Mapping[torch.dtype, Any] = {
     torch.bfloat16: tl.bfloat16,
 }
 DTYPES = frozenset(_TRITON)
+LEAST_SHARED_MEMORY = 99 << 10
+"""Bytes that a program may have on any card from sm_80 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Launcher:
         adapter_dtype: of the adapters in it that kernels read.
         entries: cells a matrix.
         pdl: programmatic dependent launch; sm_90 and later.
+        shared_memory: bytes that a program may have; None asks the device.
         choose_rows, choose_tiles: where configurations come from.
     """
 
@@ -117,12 +120,14 @@ class Launcher:
         *,
         batch_invariant: bool = False,
         pdl: bool = False,
+        shared_memory: int | None = None,
         choose_rows: Callable[..., RowsConfig] = rows_config,
         choose_tiles: Callable[..., TilesConfig] = tiles_config,
     ) -> None:
         self._arena = arena[: arena.numel() // 16 * 16].view(adapter_dtype)
         self._entries, self._unit = entries, 16 // adapter_dtype.itemsize
         self._batch_invariant, self._pdl = batch_invariant, pdl and not INTERPRETED
+        self._shared_memory = _shared_memory(arena.device) if shared_memory is None else shared_memory
         self._choose_rows, self._choose_tiles = choose_rows, choose_tiles
         self._strips: dict[tuple[Form, int], Tensor] = {
             (form, columns): torch.tensor(form.strips(columns), dtype=torch.int32, device=arena.device)
@@ -130,7 +135,7 @@ class Launcher:
             for columns in STRIPS
         }
         self._launches: dict[tuple[Form, LaunchShape, torch.dtype, torch.dtype], Launch] = {}
-        self._planes = [torch.empty(0, device=arena.device)]
+        self._planes = [torch.empty(0, dtype=torch.float32, device=arena.device)]
 
     def run(self, linear: Linear, plan: PlanView, x: Tensor, y: Tensor) -> None:
         """y [rows, out] += what the plan's adapters add for x [rows, in]; both contiguous, dtypes of `DTYPES`."""
@@ -201,15 +206,17 @@ class Launcher:
         operand, precision = self._expand_product(y)
         shrink = {
             **shared, "K": form.in_features, "K_PART": part, "SLICES": len(form.slices), "LANES": lanes,
-            "BLOCK_M": shape.tile_rows, "BLOCK_K": config.block_k, "STAGES": config.shrink_stages,
+            "BLOCK_M": shape.tile_rows, "BLOCK_K": config.block_k,
+            "STAGES": self._stages(config.shrink_stages, wide * config.block_k * (lanes + shape.tile_rows)),
             "OPERAND": shrink_operand, "PRECISION": shrink_precision,
             "EVEN": part * split == form.in_features, "num_warps": config.shrink_warps,
         }  # fmt: skip
         expand = {
             **shared, "N": form.out_features, "SPLIT": split, "FEW": min(16, most), "MANY": most,
             "BLOCK_M": shape.tile_rows, "BLOCK_N": block_n, "WALK": columns // block_n,
-            "STAGES": config.expand_stages, "STEP": form.step, "OPERAND": operand, "PRECISION": precision,
-            "EVEN": even, "num_warps": config.expand_warps, **self._dependent(),
+            "STAGES": self._stages(config.expand_stages, wide * block_n * (most + shape.tile_rows)),
+            "STEP": form.step, "OPERAND": operand, "PRECISION": precision, "EVEN": even,
+            "num_warps": config.expand_warps, **self._dependent(),
         }  # fmt: skip
         strips = self._strips[form, columns]
         return Launch(
@@ -227,6 +234,10 @@ class Launcher:
             "UNIT": self._unit,
             "PDL": self._pdl,
         }
+
+    def _stages(self, wanted: int, nbytes: int) -> int:
+        """As many as wanted, if that many of `nbytes` find room in shared memory; a tenth of it is for other things."""
+        return max(1, min(wanted, self._shared_memory * 9 // 10 // nbytes))
 
     def _dependent(self) -> dict[str, Any]:
         return {"launch_pdl": True} if self._pdl else {}
@@ -254,7 +265,7 @@ class Launcher:
         """fp32 scratch. Former ones are kept: captured graphs know their addresses."""
         if self._planes[-1].numel() < size:
             with torch.inference_mode(False):
-                self._planes.append(torch.empty(2 * size, device=self._arena.device))
+                self._planes.append(torch.empty(2 * size, dtype=torch.float32, device=self._arena.device))
         return self._planes[-1]
 
     def _on_device(self) -> AbstractContextManager[object]:
@@ -262,6 +273,13 @@ class Launcher:
         if device.type != "cuda" or device.index == torch.cuda.current_device():
             return nullcontext()
         return torch.cuda.device(device)
+
+
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return LEAST_SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED_MEMORY))
 
 
 def _key(form: Form, shape: LaunchShape) -> tuple[int, int, int, int, int]:

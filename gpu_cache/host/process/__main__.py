@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from adapterd.gpu_cache.host.host_cache import HostCache
 from adapterd.gpu_cache.host.interface import HostUsage
@@ -28,7 +27,9 @@ from adapterd.gpu_cache.host.process.sockets import Listener
 from adapterd.gpu_cache.host.process.trust_watch import TrustWatch
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code, error
+from adapterd.loader.scratch import scratch_folder, shared_folder
 from adapterd.loader.store import VerifiedStore
+from adapterd.loader.store_key import StoreKey
 
 _LOG = logging.getLogger("adapterd.loader_process")
 
@@ -58,13 +59,14 @@ def _serve(
 ) -> None:
     """The composition of a loader process. The socket comes first: a second loader must not take a second slab."""
     if settings.remove_folder:
+        cleanup.enter_context(shared_folder(path.parent))
         cleanup.callback(shutil.rmtree, path.parent, ignore_errors=True)
     listener = Listener(path)
     cleanup.callback(listener.close)
     watch = TrustWatch(settings.trust, time.monotonic)
     source = settings.source.open()
     cleanup.callback(source.close)
-    store = VerifiedStore(_store_folder(settings, cleanup), watch.store, settings.limits)
+    store = _store(settings, watch, cleanup)
     slab = OwnedSlab(settings.pages * settings.page_bytes, settings.page_bytes)
     cleanup.callback(slab.close)
     loader = StoreLoader(source, store, page_bytes=settings.page_bytes, recheck=settings.recheck)
@@ -120,11 +122,21 @@ def _settings(source: str) -> LoaderSettings:
         raise error(Code.SETTINGS_INVALID, "--config", f"cannot be read: {cause.strerror}") from cause
 
 
+def _store(settings: LoaderSettings, watch: TrustWatch, cleanup: ExitStack) -> VerifiedStore:
+    root = _store_folder(settings, cleanup)
+    return VerifiedStore(
+        root,
+        watch.store,
+        settings.limits,
+        max_bytes=settings.store_bytes,
+        store_key=None if settings.store_key is None else StoreKey.load(settings.store_key, outside=root),
+    )
+
+
 def _store_folder(settings: LoaderSettings, cleanup: ExitStack) -> Path:
     if settings.store is not None:
         return settings.store
-    folder = TemporaryDirectory(prefix="adapterd-store-", ignore_cleanup_errors=True)
-    return Path(cleanup.enter_context(folder))
+    return cleanup.enter_context(scratch_folder("store"))
 
 
 def _say(starter: socket.socket | None, what: object) -> None:

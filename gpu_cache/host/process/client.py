@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,17 @@ class HostClient:
         try:
             while True:
                 self._pause(self._backoff.pause)
+                base = self._base
                 try:
-                    link = self._reach.connect(self._hello, self._base)
+                    link = self._reach.connect(partial(self._hello, base), base)
                 except AdapterdError as failure:
                     self._failed(failure.problems)
                     continue
-                self._talk(link)
+                except OSError as cause:  # no descriptor left, say
+                    why = f"it cannot be reached: {cause.strerror or cause}"
+                    self._failed((reject(Code.LOADER_UNAVAILABLE, "loader process", why, _ASK_AGAIN),))
+                    continue
+                self._talk(link, base)
         except Closing:
             pass
         finally:
@@ -209,12 +215,12 @@ class HostClient:
             self._fail(self._books.strike_all(), _CLOSED)
             self._waiting.close()
 
-    def _hello(self) -> Hello:
+    def _hello(self, base: BaseSpec) -> Hello:
         self._told_trust = self._trust.changes
-        return Hello(PROTOCOL, self._trust.digest(), self._source, self._page_bytes, self._dtype, self._base.pin)
+        return Hello(PROTOCOL, self._trust.digest(), self._source, self._page_bytes, self._dtype, base.pin)
 
-    def _talk(self, link: Link) -> None:
-        """Until the link is lost. Raises Closing."""
+    def _talk(self, link: Link, greeted: BaseSpec) -> None:
+        """Until the link is lost; the loader was told of the base `greeted`. Raises Closing."""
         self._backoff.connected()
         self._facts.clear()
         self._outgoing.clear()
@@ -223,6 +229,8 @@ class HostClient:
         self._usage = HostUsage({}, len(link.slab.memory), {})
         self._opened.set()
         try:
+            if self._base is not greeted:  # reloaded while we connected; what said so was queued, and dropped
+                link.send(Rebase(table_of(self._base)))
             self._converse(link, self._books.requests())
         except (EOFError, OSError, Garbled) as cause:
             self._lost(str(cause) or type(cause).__name__)

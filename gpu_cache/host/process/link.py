@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from adapterd.gpu_cache.host.process.forks import keep_from_children
 from adapterd.gpu_cache.host.process.frames import Frame, FrameReader, Garbled
 from adapterd.gpu_cache.host.process.messages import (
     FromLoader,
@@ -110,6 +111,7 @@ def connect(path: Path, hello: Callable[[], Hello], base: BaseSpec, readable: Re
         AdapterdError: the loader's refusal. Unavailable: LOADER_UNAVAILABLE if it is no loader of ours, or goes.
     """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    keep_from_children(peer)
     greeting = _Greeting(peer, readable)
     try:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from adapterd.gpu_cache.host.process.sockets import MAX_PATH_BYTES, check_path
 from adapterd.gpu_cache.host.process.spawn import Starter
 from adapterd.gpu_cache.host.process.worker_trust import WorkerTrust
 from adapterd.loader.base_model import BaseSpec
+from adapterd.loader.scratch import PREFIX, scratch_folder
 from adapterd.loader.sources.interface import Source
 from adapterd.loader.trust.policy import TrustStore
 
@@ -52,6 +52,8 @@ def open_client(
                 source=told,
                 trust=trust_file.absolute(),
                 store=config.store or (path.with_name(STORE) if own else None),
+                store_bytes=config.store_bytes,
+                store_key=None if config.store_key is None else config.store_key.absolute(),
                 slab_bytes=config.host_bytes,
                 page_bytes=config.page_bytes,
                 threads=config.loader_threads,
@@ -82,13 +84,11 @@ def open_client(
 
 
 def _folder(cleanup: ExitStack) -> Path:
-    """One that nobody else may enter. The loader takes it away at its end; a loader that was killed does not.
+    """One that nobody else may enter. The loader takes it away at its end; what both leave when they are killed is
+    swept by the next one.
 
     Paths of sockets are short: where the temporary folder's is too long, /tmp will do.
     """
-    folder = Path(tempfile.mkdtemp(prefix="adr-"))
-    if len(os.fsencode(folder / SOCKET)) > MAX_PATH_BYTES:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="adr-", dir="/tmp"))
-    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    folder = Path(tempfile.gettempdir())
+    long = len(os.fsencode(folder / f"{PREFIX}loader-12345678" / SOCKET)) > MAX_PATH_BYTES
+    return cleanup.enter_context(scratch_folder("loader", Path("/tmp") if long else folder))  # noqa: S108

@@ -63,6 +63,7 @@ class LoaderServer:
         self._told: HostUsage | None = None
         self._told_trust = house.watch.store.changes
         self._usage_seconds, self._usage_told = usage_seconds, clock()
+        self._deaf_until: float | None = None  # nobody can be accepted until then
 
     # --- from signal handlers
 
@@ -84,7 +85,7 @@ class LoaderServer:
             self._selector.register(self._starter, selectors.EVENT_READ, self._starter_spoke)
         try:
             while not (self._ending.is_set() or self._unwanted()):
-                for key, _ in self._selector.select(TICK_SECONDS if self._workers else None):
+                for key, _ in self._selector.select(self._pause):
                     key.data()
                 self._look_after()
         finally:
@@ -92,6 +93,10 @@ class LoaderServer:
                 self._drop(worker, "the loader ends")
             self._selector.close()
             self._wakeup.close()
+
+    @property
+    def _pause(self) -> float | None:
+        return TICK_SECONDS if self._workers or self._deaf_until is not None else None
 
     def _unwanted(self) -> bool:
         return not (self._keep or self._starter or self._workers) and self._had_worker
@@ -103,6 +108,9 @@ class LoaderServer:
             self._house.watch.read()
         self._tell_trust()
         now = self._clock()
+        if self._deaf_until is not None and now >= self._deaf_until:
+            self._deaf_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         if now - self._usage_told >= self._usage_seconds:
             self._usage_told = now
             self._tell_usage()
@@ -139,8 +147,12 @@ class LoaderServer:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError as e:
+        except BlockingIOError:
+            return  # it is gone already
+        except OSError as e:  # no descriptors left: it would be said again at once, and again
             _LOG.error("a worker could not be accepted: %s", e)
+            self._selector.unregister(self._listener)
+            self._deaf_until = self._clock() + TICK_SECONDS
             return
         peer.setblocking(False)
         if len(self._workers) >= MAX_WORKERS or not same_user(peer):

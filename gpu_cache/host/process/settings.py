@@ -96,6 +96,7 @@ class LoaderSettings(_Strict):
         source: where versions come from.
         trust: the trust file; read again whenever it changes.
         store: folder of verified versions; None is a temporary one that goes with the process.
+        store_bytes, store_key: as of `CacheConfig`; of the key its file is named here, and nothing else.
         slab_bytes: of the shared slab; rounded down to whole pages.
         page_bytes: workers must have the same.
         threads: that download, check and pack.
@@ -110,6 +111,8 @@ class LoaderSettings(_Strict):
     source: Annotated[SourceSettings, Field(discriminator="kind")]
     trust: Path
     store: Path | None = None
+    store_bytes: int | None = Field(default=None, ge=1)
+    store_key: Path | None = None
     slab_bytes: int
     page_bytes: int = Field(default=PAGE_BYTES, ge=ALIGNMENT, multiple_of=ALIGNMENT)
     threads: int = Field(default=2, ge=1, le=256)

@@ -9,6 +9,7 @@ import stat
 import struct
 from pathlib import Path
 
+from adapterd.gpu_cache.host.process.forks import keep_from_children
 from adapterd.loader.errors import Code, error
 
 MAX_PATH_BYTES = 107
@@ -40,12 +41,14 @@ class Listener:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_folder(path.parent)
-            self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.fdopen(lock, "rb")
             try:
                 self._path, self.socket = path, self._listen(path)
             except BaseException:
-                os.close(self._lock)
+                self._lock.close()
                 raise
+            keep_from_children(self._lock, self.socket)
         except OSError as cause:
             raise error(Code.STORAGE_UNAVAILABLE, str(path), f"cannot listen there: {cause.strerror}") from cause
 
@@ -73,11 +76,10 @@ class Listener:
 
     def close(self) -> None:
         """Stops listening and takes the socket's file away. The lock is given back last. Idempotent."""
-        if self._lock >= 0:
+        if not self._lock.closed:
             self._path.unlink(missing_ok=True)
             self.socket.close()
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
 
 
 def _remove_stale(path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapterd.gpu_cache.host.process.forks import keep_from_children
 from adapterd.gpu_cache.host.process.settings import LoaderSettings
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, error_from
 
@@ -67,6 +68,7 @@ class Starter:
             AdapterdError: what the loader says is wrong. Unavailable: LOADER_UNAVAILABLE if it says nothing.
         """
         ours, its = socket.socketpair()
+        keep_from_children(ours, its)
         with its:
             started = StartedLoader(self._spawn(its), ours)
         try:

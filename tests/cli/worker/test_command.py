@@ -19,7 +19,7 @@ from adapterd.cli.worker.command import parse_size
 from adapterd.cli.worker.models import TINY_ID, TINY_REVISION, load_model, tiny_model
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code
-from fakes.commands import Commands
+from fakes.commands import INTERRUPTIBLE, Commands
 from fakes.publisher import FolderPublisher
 from fakes.worker_world import ALL
 
@@ -43,7 +43,7 @@ def published(tmp_path: Path) -> list[str]:
 def worker(options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("ADAPTERD_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "adapterd.cli", "worker", *options],
+        [*INTERRUPTIBLE, sys.executable, "-m", "adapterd.cli", "worker", *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept,
     )  # fmt: skip
     try:

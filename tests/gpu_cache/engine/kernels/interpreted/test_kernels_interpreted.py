@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from adapterd.gpu_cache.engine.device_plan import Regime
+from adapterd.gpu_cache.engine.fast_path import STAGED_ROWS
 from adapterd.gpu_cache.engine.kernels import launch
 from adapterd.loader.errors import AdapterdError, Code
 from fakes.batches import DISTRIBUTIONS, ROWS, adapters_of, batch, compositions
@@ -164,6 +165,12 @@ def test_inputs_and_outputs_with_strides() -> None:
     with world.engine.step(world.entries(owners)):  # type: ignore[arg-type]
         got = world.model["p"](x.view(2, 3, 48))
     close(got.view(6, 32), wanted)
+
+
+def test_more_new_residents_than_go_through_pinned_memory() -> None:
+    world = OneLinear(16, [16], [[1 + i % 3] for i in range(STAGED_ROWS + 6)], page_bytes=1 << 12)
+    check(world, alone(range(STAGED_ROWS + 6)))
+    check(world, alone(range(STAGED_ROWS + 5, -1, -1)))
 
 
 def test_a_standing_batch_is_planned_once() -> None:
