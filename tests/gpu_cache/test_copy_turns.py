@@ -63,3 +63,12 @@ def test_who_was_away_is_not_paid_for_it() -> None:
     taken = drawn(turns, 8)
     assert sum(piece for item, piece in taken if item is late) == 4
     assert len(turns) == 1
+
+
+def test_when_nothing_is_queued_nobody_owes_anything() -> None:
+    turns: CopyTurns[Item] = CopyTurns()
+    turns.add(Item("a", 10))
+    drawn(turns, 10)
+    turns.add(Item("a", 4))
+    turns.add(Item("b", 4))
+    assert Counter(item.tenant for item, pages in drawn(turns, 4) for _ in range(pages)) == {"a": 2, "b": 2}

@@ -25,6 +25,7 @@ def test_a_lease_on_what_is_in_vram_asks_nobody_and_is_as_the_first_was() -> Non
         assert third.composition == second.composition == first.composition
         assert third.prefix_key() == first.prefix_key()
         assert third.record.claims == first.record.claims
+        assert third.record.residents is second.record.residents  # nothing was put together anew: the short way
         for lease in (first, second, third):
             lease.release()
         statistics = world.cache.statistics()
