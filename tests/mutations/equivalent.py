@@ -135,6 +135,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "self._issuing or not self._queued",
         "an empty queue has no next piece either",
     ),
+    Equivalent(
+        "gpu_cache/admission.py",
+        "inadmissible",
+        "always",
+        "e.facts is not None",
+        "the list holds only entries whose facts are known; it is for the type",
+    ),
 )
 
 

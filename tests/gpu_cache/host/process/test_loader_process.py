@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -286,17 +287,19 @@ def _worker_program(tmp_path: Path, publisher: FolderPublisher, socket: Path | N
 
 def test_a_killed_worker_leaves_no_loader_of_its_own(publisher: FolderPublisher, tmp_path: Path) -> None:
     command = _worker_program(tmp_path, publisher, None)
-    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    assert worker.stdout is not None
-    assert worker.stdin is not None
-    assert worker.stdout.readline() == b"1\n"
-    assert len(_loaders_of(tmp_path)) == 1
-    worker.kill()
-    worker.wait(DEADLINE)
-    worker.stdout.close()
-    worker.stdin.close()
-    _until(lambda: _loaders_of(tmp_path) == [] and not any((tmp_path / "tmp").iterdir()))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short enough for the path of a socket
+        own = Path(folder)
+        environment = os.environ | {"TMPDIR": folder}
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert worker.stdout is not None
+        assert worker.stdin is not None
+        assert worker.stdout.readline() == b"1\n"
+        assert len(_loaders_of(own)) == 1
+        worker.kill()
+        worker.wait(DEADLINE)
+        worker.stdout.close()
+        worker.stdin.close()
+        _until(lambda: _loaders_of(own) == [] and not any(own.iterdir()))
 
 
 def test_a_killed_worker_lets_go_of_what_it_held_at_a_shared_loader(publisher: FolderPublisher, tmp_path: Path) -> None:
