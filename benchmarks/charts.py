@@ -102,8 +102,13 @@ def _legend(lines: Sequence[Series]) -> str:
 
 def _mark(number: int, x: float, y: float) -> str:
     """One shape a series, so that nobody needs the colours."""
-    fill = f'fill="{COLOURS[number]}"'
-    match MARKS[number]:
+    return mark(MARKS[number], COLOURS[number], x, y)
+
+
+def mark(shape: str, colour: str, x: float, y: float) -> str:
+    """Args: shape: of `MARKS`."""
+    fill = f'fill="{colour}"'
+    match shape:
         case "circle":
             return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {fill}/>'
         case "square":
