@@ -94,7 +94,7 @@ def verify(
     only_package: OnlyPackage = False,
 ) -> Report:
     """Check structure, effect and signature of an adapter; a folder is checked offline."""
-    wish = _wish(key, policy, limits, allow, refuse, sha256)
+    wish = wish_of(key, policy, limits, allow, refuse, sha256)
     choice = BaseChoice(base, base_id, base_revision)
     target = subject_of(subject)
     if isinstance(target, Path):
@@ -120,7 +120,7 @@ def inspect(
     target = subject_of(subject)
     if isinstance(target, Path):
         choice = BaseChoice(base, base_id, base_revision)
-        answer = verify_folder(target, choice, _wish(None, None, limits, None, None, None))
+        answer = verify_folder(target, choice, wish_of(None, None, limits, None, None, None))
         body = {k: v for k, v in answer.as_json().items() if k != "signature"}
         manifest, problems, status = answer.manifest, answer.problems, answer.status
         share = share_of((m.name for m in manifest.modules), choice.load()) if manifest else None
@@ -183,7 +183,7 @@ def sign(directory: Folder, key: SigningKey) -> Report:
     return Report(body, [made.root_digest], lambda: [facts(body.items())])
 
 
-def _wish(
+def wish_of(
     key: list[Path] | None,
     policy: str | None,
     limits: Path | None,
@@ -191,6 +191,7 @@ def _wish(
     refuse: list[str] | None,
     sha256: list[str] | None,
 ) -> Wish:
+    """The options of `verify` and its like, read."""
     from adapterd.cli.verification import Wish
 
     return Wish(

@@ -52,11 +52,19 @@ def conversion(corpus: Corpus) -> Iterable[Outcome]:
     yield from spoilt_names(corpus)
 
 
+def merging(corpus: Corpus) -> Iterable[Outcome]:
+    """Stage 5: `merge` on every good case, against PEFT's merged weights."""
+    from corpus.merging import merging as run_it
+
+    return run_it(corpus)
+
+
 STAGES: dict[str, Callable[[Corpus], Iterable[Outcome]]] = {
     "verdicts": verdicts,
     "three-ways": three_ways,
     "whole-path": whole_path,
     "conversion": conversion,
+    "merging": merging,
 }
 
 
