@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.adapters import BITS
 
 from adapterd.gpu_cache.host.interface import Origin
-from adapterd.gpu_cache.host.loading import Cancelled, Fill, Prepared, Serving
+from adapterd.gpu_cache.host.loading import Cancelled, Fill, Prepared, Serving, Told
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import WEIGHTS_FILE, FileEntry, Ref
@@ -155,5 +155,5 @@ class MadeUpLoader:
         digest = version.manifest.version_digest
         return Resolved(replace(ref, digest=digest), tenant, ref.name, digest, 1, self.base.pin)
 
-    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled, told: Told) -> Prepared:
         return self._named[f"{resolved.tenant}/{resolved.adapter}"]

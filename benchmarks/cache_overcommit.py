@@ -1,105 +1,95 @@
 """C6: more adapters than fit. The same requests (Zipf 1.0) with room for all adapters, a half and a tenth of them.
 
-A toy stack of linears with the engine on it, run eagerly; every adapter is in the host slab. Both sides of a ratio
-use the same kernels: Triton's on CUDA, else the torch reference.
+The model and the loop are C8's, with 4 layers at most and rank 16; every adapter is in the host slab. Three caches
+with an engine, a model and a loop each run side by side, in turn.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 from benchmarks.cache_adapters import MadeUpLoader, Shape
-from benchmarks.cache_common import Bench, Part, summary
-from benchmarks.cache_requests import RequestLoop, Rows, Served, refs_of, zipf
-from benchmarks.cache_worlds import loaded, made_up_cache
-from torch import Tensor, nn
+from benchmarks.cache_common import Bench, Part
+from benchmarks.cache_model import TimedModel, base_of, llama, warm_engine
+from benchmarks.cache_requests import ROWS, Callers, refs_of, zipf
+from benchmarks.cache_steady import Compiles, Steady, counted_compiles
+from benchmarks.cache_worlds import made_up_cache, passed_through
 
 from adapterd.gpu_cache import AdapterCache
-from adapterd.gpu_cache.engine import LoRAEngine
-from adapterd.loader.base_model import BaseSpec
 
 GOALS = {2: 0.8, 10: 0.5}
-ROWS = 64
+MOST_LAYERS = 4
+RANK = 16
+KV_BLOCKS = 1280
+AGAIN = "all, again"
+"""The same callers once more in each round, for the noise."""
 
 
-class Stack(nn.Module):
-    """tanh(W x), a few times."""
+@dataclass(frozen=True)
+class World:
+    """One cache with what runs over it."""
 
-    def __init__(self, bench: Bench) -> None:
-        super().__init__()
-        width = bench.pick(4096, 64)
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(bench.pick(8, 2)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
+    cache: AdapterCache
+    model: TimedModel
+    callers: Callers
 
 
 @torch.inference_mode()
 def measure(bench: Bench) -> Part:
-    part = Part()
-    torch.manual_seed(1)
-    with torch.device(bench.device):
-        model = Stack(bench).to(torch.bfloat16 if bench.cuda else torch.float32).eval().requires_grad_(False)
-    base = BaseSpec.from_module(model, id="benchmarks/stack", revision="9" * 40)
-    count = bench.pick(640, 160)
-    loader = MadeUpLoader(base, [Shape(bench.pick(64, 4))] * count, bench.page_bytes)
-    each = loader.versions[0].layout.n_pages
-    part.data["adapters"] = {"count": count, "pages of each": each, "rows": ROWS}
-    found: dict[int, dict[str, Any]] = {}
-    with bench.serving_stream():
-        for times in (1, *GOALS):
-            sizes = {"vram_pages": count // times * each, "host_pages": count * each, "max_residents": count}
-            with made_up_cache(bench, loader, **sizes) as cache, LoRAEngine(model, cache) as engine:
-                found[times] = _serve(bench, cache, engine, model, loader)
-                if times == 1:
-                    part.data["all resident, again"] = _serve(bench, cache, engine, model, loader)
-            part.data[f"{times}× the capacity"] = found[times]
-            bench.say(f"C6 {times}× the capacity: {found[times]}")
-    again = part.data["all resident, again"]
+    part, count = Part(), bench.pick(640, 160)
+    layers = bench.pick(min(bench.layers, MOST_LAYERS), 1)
+    with bench.serving_stream(), counted_compiles() as compiles, ExitStack() as stack:
+        worlds = {
+            name: _world(bench, stack, layers, count, times)
+            for name, times in (("all", 1), *((f"{times}×", times) for times in GOALS))
+        }
+        steady = _measured(bench, worlds, compiles)
+        for name, world in worlds.items():
+            part.data[name] = {
+                **steady.told()[name], "statistics": repr(world.cache.statistics()),
+                "graphs": repr(world.model.runner.counts),
+            }  # fmt: skip
+    part.data |= {"adapters": count, "rank": RANK, "layers": layers, "kernels": compiles.count}
     for times, least in GOALS.items():
-        mine, all_of = found[times], found[1]
-        ratio = mine["tokens_per_second"] / all_of["tokens_per_second"]
-        part.add("C6", f"{count} adapters, {times}× what fits: tokens/s over all resident", ratio, least=least)
-        part.add("C6", f"{times}×: p99 of a step over all resident", mine["p99_us"] / all_of["p99_us"], most=1.10)
-        part.add("C6", f"{times}×: p50 of a step over all resident", mine["p50_us"] / all_of["p50_us"])
-    part.add("C6", "all resident, again: tokens/s", again["tokens_per_second"] / found[1]["tokens_per_second"])
-    part.add("C6", "all resident, again: p99 of a step", again["p99_us"] / found[1]["p99_us"])
-    part.notes.append("C6: 10 % is what we take for “unchanged”; see the second run with all resident for the noise.")
+        name = f"{times}×"
+        part.add(
+            "C6", f"{count} adapters, {name} what fits: tokens/s over all resident", steady.ratio(name, "all"),
+            least=least,
+        )  # fmt: skip
+        part.add("C6", f"{name}: p99 of a step over all resident", steady.ratio(name, "all", "p99_us"), most=1.10)
+        part.add("C6", f"{name}: p50 of a step over all resident", steady.ratio(name, "all", "p50_us"))
+    part.add("C6", "all resident, again: tokens/s", steady.ratio(AGAIN, "all"))
+    part.add("C6", "all resident, again: p99 of a step", steady.ratio(AGAIN, "all", "p99_us"))
+    spreads = "; ".join(steady.spread(name, "all") for name in steady.runs if name != "all")
+    part.notes += [
+        "C6: 10 % is what we take for “unchanged”; see “all, again” for the noise.",
+        f"C6, spread: {spreads}; void windows: {steady.voids()}.",
+    ]
     return part
 
 
-def _serve(
-    bench: Bench, cache: AdapterCache, engine: LoRAEngine[Any], model: Stack, loader: MadeUpLoader
-) -> dict[str, Any]:
+def _world(bench: Bench, stack: ExitStack, layers: int, count: int, times: int) -> World:
+    """All adapters in the slab, the most wanted in VRAM."""
+    model = llama(bench, layers)
+    flat = TimedModel(bench, model, KV_BLOCKS)
+    stack.callback(flat.close)
+    loader = MadeUpLoader(base_of(model), [Shape(bench.pick(RANK, 4))] * count, bench.page_bytes)
+    each = loader.versions[0].layout.n_pages
+    sizes = {"vram_pages": count // times * each, "host_pages": count * each, "max_residents": count}
+    cache = stack.enter_context(made_up_cache(bench, loader, **sizes))
+    engine = stack.enter_context(warm_engine(model, cache, 2 * ROWS))
     refs = [v.pinned for v in loader.versions]
-    x = torch.randn(ROWS, model.layers[0].in_features, device=bench.device, dtype=model.layers[0].weight.dtype)
-
-    def run(rows: Rows) -> None:
-        with engine.step(rows):
-            y = model(x)
-        y[0, 0].item()  # the tokens are there
-
-    for ref in reversed(refs):  # all in the slab, the most wanted in VRAM
-        for lease in loaded(cache, [ref]):
-            lease.release()
-    loop = RequestLoop(cache, refs_of(zipf(len(refs), 3), refs), run, slots=ROWS)
-    loop.serve(seconds=bench.pick(2, 1), steps=bench.pick(60, 5))
-    before = cache.statistics()
-    served = loop.serve(seconds=bench.pick(8, 2), steps=bench.pick(400, 20))
-    after = cache.statistics()
-    loop.stop()
-    return {**told(served), "host_hits": after.host_hits - before.host_hits, "misses": after.misses - before.misses}
+    passed_through(cache, reversed(refs))
+    callers = Callers(bench, flat, engine, cache, refs_of(zipf(count, 3), refs))
+    stack.callback(callers.loop.close)
+    bench.say(f"C6 {times}× the capacity is there")
+    return World(cache, flat, callers)
 
 
-def told(served: Served) -> dict[str, Any]:
-    """For the file."""
-    steps = len(served.walls)
-    return {
-        **summary(served.walls),
-        "tokens_per_second": served.tokens_per_second,
-        "rows_a_step": sum(served.rows) / steps,
-        "adapters_a_step": sum(served.distinct) / steps,
-    }
+def _measured(bench: Bench, worlds: dict[str, World], compiles: Compiles) -> Steady:
+    kinds = {name: world.callers for name, world in worlds.items()}
+    steady = Steady(bench, {**kinds, AGAIN: worlds["all"].callers}, compiles)
+    steady.measure()
+    return steady

@@ -1,18 +1,26 @@
-"""Requests that come by Zipf's law, and a small continuous-batching loop over the cache's own surface."""
+"""Requests that come by Zipf's law to the reference worker's loop, and what its steps take."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
 
 import numpy as np
 from benchmarks.cache_adapters import TENANT
+from benchmarks.cache_common import Bench, summary
+from benchmarks.cache_model import NoEngine, TimedEngine, TimedModel
 
-from adapterd.gpu_cache import AdapterCache, Lease
+from adapterd.cli.worker.loop import ServingLoop
+from adapterd.cli.worker.requests import Ended, Event, Reason, Request
+from adapterd.cli.worker.scheduling import FirstComeFirstServed
+from adapterd.gpu_cache import AdapterCache
 
-Rows = list[tuple[Lease | None, int]]
+ROWS = 64
+AHEAD = 32
+_names = count()
 
 
 def zipf(count: int, seed: int, exponent: float = 1.0) -> Iterator[int]:
@@ -24,17 +32,9 @@ def zipf(count: int, seed: int, exponent: float = 1.0) -> Iterator[int]:
         yield from np.minimum(np.searchsorted(edges, rng.random(4096)), count - 1).tolist()
 
 
-@dataclass(eq=False)
-class Request:
-    """One request; `left` tokens to go. `lease` None: the base."""
-
-    ref: str | None
-    lease: Lease | None
-    left: int
-
-    @property
-    def ready(self) -> bool:
-        return self.lease is None or self.lease.ready
+def refs_of(numbers: Iterator[int], refs: Sequence[str]) -> Iterator[str | None]:
+    """The REFs that those numbers stand for."""
+    return (refs[number] for number in numbers)
 
 
 @dataclass
@@ -42,113 +42,94 @@ class Served:
     """What a run of the loop did.
 
     Attributes:
-        walls: seconds of each step, from its begin to its tokens.
-        tokens: of rows with a request.
-        rows: such rows a step.
+        walls: seconds of each step, from its begin to its tokens and what callers do with them.
+        gpu: seconds of each step's forward on the device, by events; none on the CPU.
+        tokens: that were generated.
+        rows: of all steps together, prompts included, without padding.
+        begin_seconds: the engine's plans. model_seconds: launching or replaying, on the CPU.
     """
 
     walls: list[float] = field(default_factory=list)
+    gpu: list[float] = field(default_factory=list)
     tokens: int = 0
+    rows: int = 0
     seconds: float = 0.0
-    rows: list[int] = field(default_factory=list)
-    distinct: list[int] = field(default_factory=list)
+    begin_seconds: float = 0.0
+    model_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def p99_us(self) -> float:
+        return summary(self.walls)["p99_us"]
 
-class RequestLoop:
-    """Keeps `slots` rows busy. Whatever lease is ready takes a free row; rows without a request are base rows.
+    @property
+    def p50_us(self) -> float:
+        return summary(self.walls)["p50_us"]
+
+
+class Callers:
+    """Keep a loop busy: as soon as a request ends, another comes. Prompts are random, answers have no early end.
 
     Args:
         wanted: REFs of requests to come; None is the base.
-        run: runs the model for these rows and returns when the tokens are there.
-        tokens: of a request.
-        ahead: requests whose leases are acquired before there is a row for them.
+        prompt, tokens: of a request; tokens vary by a half, so that requests do not end all at once.
     """
 
     def __init__(
         self,
+        bench: Bench,
+        model: TimedModel,
+        engine: TimedEngine | NoEngine,
         cache: AdapterCache,
         wanted: Iterator[str | None],
-        run: Callable[[Rows], object],
-        *,
-        slots: int = 64,
-        tokens: int = 16,
-        ahead: int = 32,
     ) -> None:
-        self._cache, self._wanted, self._run = cache, wanted, run
-        self._slots, self._tokens, self._ahead = slots, tokens, ahead
-        self._coming: deque[Request] = deque()
-        self._rows: list[Request] = []
-        self._admitted = 0
+        self._model, self._engine, self._wanted = model, engine, wanted
+        self._prompt, self._tokens = bench.pick(64, 6), bench.pick(128, 6)
+        scheduler = FirstComeFirstServed(seats=ROWS, ahead=AHEAD)
+        anything: Any = engine  # what stands for no engine has its four words
+        self.loop = ServingLoop(model, anything, cache, scheduler=scheduler, max_rows=2 * ROWS)
+        self._random = np.random.default_rng(5)
+        self._open = self._told = self._asked = 0
+
+    @property
+    def captured(self) -> int:
+        """Graphs so far, for all loops of the model."""
+        return self._model.runner.counts.captured
 
     def serve(self, *, seconds: float, steps: int) -> Served:
         """At most `steps` steps, and no new one after `seconds`."""
         served, began = Served(), time.perf_counter()
+        self._model.begin_count()
+        told, begins, rows = self._told, self._engine.begin_seconds, self.loop.statistics().rows
         while len(served.walls) < steps and time.perf_counter() - began < seconds:
-            self._admit()
-            if not self._rows:
-                self._cache.pump()
-                time.sleep(0)
-                continue
+            self._ask()
             then = time.perf_counter()
-            self._run(self._batch())
-            served.walls.append(time.perf_counter() - then)
-            served.tokens += len(self._rows)
-            served.rows.append(len(self._rows))
-            served.distinct.append(len({request.ref for request in self._rows}))
-            self._retire()
+            ran = self._model.steps
+            self.loop.step()
+            if self._model.steps > ran:
+                served.walls.append(time.perf_counter() - then)
         served.seconds = time.perf_counter() - began
+        served.tokens = self._told - told
+        served.rows = self.loop.statistics().rows - rows
+        served.begin_seconds = self._engine.begin_seconds - begins
+        served.gpu, served.model_seconds = self._model.end_count()
         return served
 
-    def stop(self) -> None:
-        """Lets go of everything."""
-        for request in (*self._coming, *self._rows):
-            _release(request)
-        self._coming.clear()
-        self._rows.clear()
+    def _ask(self) -> None:
+        while self._open < ROWS + AHEAD:
+            self._asked += 1
+            most = max(1, self._tokens // 2 + (self._asked * 7) % (self._tokens + 1))
+            prompt = self._random.integers(0, self._model.vocabulary, self._prompt).tolist()
+            self._open += 1
+            self.loop.submit(Request(f"r{next(_names)}", TENANT, next(self._wanted), prompt, most), self._on)
 
-    def _admit(self) -> None:
-        while len(self._coming) < self._ahead + self._slots - len(self._rows):
-            ref = next(self._wanted)
-            lease = None if ref is None else self._cache.acquire(ref, tenant=TENANT)
-            self._coming.append(Request(ref, lease, self._length()))
-        for request in [r for r in self._coming if r.ready][: self._slots - len(self._rows)]:
-            self._coming.remove(request)
-            self._rows.append(request)
-        failed = next((r.lease for r in self._coming if r.lease is not None and r.lease.failed), None)
-        if failed is not None:
-            raise SystemExit(f"{failed!r}: {failed.problem}")
-
-    def _length(self) -> int:
-        """Half to one and a half of `tokens`, so that requests do not end all at once."""
-        self._admitted += 1
-        return max(1, self._tokens // 2 + (self._admitted * 7) % (self._tokens + 1))
-
-    def _batch(self) -> Rows:
-        """Rows of one adapter side by side, so that they are one segment; base rows last."""
-        mine = sorted(self._rows, key=lambda request: request.ref or "")
-        rows: Rows = [(request.lease, 1) for request in mine]
-        return [*rows, (None, self._slots - len(rows))] if len(rows) < self._slots else rows
-
-    def _retire(self) -> None:
-        kept = []
-        for request in self._rows:
-            request.left -= 1
-            if request.left:
-                kept.append(request)
-            else:
-                _release(request)
-        self._rows = kept
-
-
-def _release(request: Request) -> None:
-    if request.lease is not None:
-        request.lease.release()
-
-
-def refs_of(numbers: Iterator[int], refs: Sequence[str]) -> Iterator[str | None]:
-    """The REFs that those numbers stand for."""
-    return (refs[number] for number in numbers)
+    def _on(self, event: Event) -> None:
+        if not isinstance(event, Ended):
+            self._told += 1
+            return
+        self._open -= 1
+        if event.reason is Reason.FAILED:
+            raise SystemExit(f"{event.id}: {event.problems}")

@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -31,7 +32,7 @@ LIMITS = StepLimits(kv_blocks=8192, rows=2048, adapter_bytes=16 * GIB, load_slot
 Residency = dict[AdapterKey, Whereabouts]
 
 
-class Plain:
+class Plain(ABC):
     """What the compared policies share: the same budget, rows for those that run, and loads that end on arrival."""
 
     def __init__(self, budget: StepBudget) -> None:
@@ -48,8 +49,9 @@ class Plain:
         started, loads = self.choose(waiting, residency)
         return Selection((*running, *started), tuple(started), tuple(loads), self.budget.held, ())
 
+    @abstractmethod
     def choose(self, waiting: Sequence[SimRequest], residency: Residency) -> tuple[list[SimRequest], list[AdapterKey]]:
-        raise NotImplementedError
+        """Who starts now, and which adapters are loaded for whom."""
 
     def _settle(self, running: Sequence[SimRequest], residency: Residency) -> None:
         for ended in self.held.keys() - {request.id for request in running}:

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from adapterd.cli import admin, author, bases, catalog, convert, diff, download, server, trust, upload
+from adapterd.cli import admin, author, bases, catalog, convert, diff, download, fit, merge, server, trust, upload
+from adapterd.cli.bench import command as bench
 from adapterd.cli.boundary import Edge, command
 from adapterd.cli.cache import commands as cache
 from adapterd.cli.output import Report
@@ -38,7 +39,8 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for room in (author, convert, upload, download, catalog, diff, bases, admin, trust, server, worker, cache):
+    adapters = (author, convert, upload, download, merge, catalog, diff, fit)
+    for room in (*adapters, bases, admin, trust, server, worker, cache, bench):
         room.register(app)
     command(app, "demo")(demo)
     return app

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks import examine
@@ -18,8 +18,9 @@ from adapterd.loader.formats.package import Contents, judge_package
 from adapterd.loader.identity import SIGNATURE_FILE, FileEntry
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
 from adapterd.loader.manifest import Manifest
-from adapterd.loader.trust import oms
-from adapterd.loader.trust.keys import PublicKey
+
+if TYPE_CHECKING:
+    from adapterd.loader.trust.keys import PublicKey
 
 SignatureStatus = Literal["valid", "invalid", "missing", "not-checked"]
 
@@ -161,6 +162,8 @@ def check_signature(package: Package, files: Iterable[FileEntry] | None, wish: W
 
 
 def _checked(package: Package, files: Iterable[FileEntry] | None, wish: Wish) -> Signature:
+    from adapterd.loader.trust import oms  # cryptography takes a while to start, and most look at no signature
+
     try:
         bundle = read_signature(package, wish.limits)
         entries = files if files is not None else _hashed(package, wish.limits)

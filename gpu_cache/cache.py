@@ -68,6 +68,7 @@ class AdapterCache(Upkeep, Following):
         Raises:
             AdapterdError: SETTINGS_INVALID, DEVICE_ERROR, STORAGE_UNAVAILABLE.
         """
+        config.sharding.check(base)
         self._owns_device = device is None
         device = device or open_device(config.device)
         policy = policy or LeastRecentlyUsed()
@@ -239,7 +240,11 @@ class AdapterCache(Upkeep, Following):
 
         Call it before the first forward of the new base (I16). Steps in flight may finish; the pages they
         read are reused only after their marks.
+
+        Raises:
+            Failed: SETTINGS_INVALID if the sharding does not fit the new base; nothing has changed then.
         """
+        self._config.sharding.check(base)
         with self._lock:
             self._stager.base = base
             self._host.rebase(base)
@@ -264,6 +269,11 @@ class AdapterCache(Upkeep, Following):
             record = lease.record
             if record.state is not LeaseState.READY:
                 check_ready(record)
+            if not lease.belongs_to(self):
+                raise error(
+                    Code.SLOT_STALE, " + ".join(str(asked.ref) for asked in record.asked) or "base",
+                    "the lease is another cache's", "Acquire it from the cache that the step reads.",
+                )  # fmt: skip
             for resident, _ in record.residents:
                 if not current(resident):
                     raise error(

@@ -9,8 +9,9 @@ from typing import Literal
 
 from adapterd.gpu_cache.budgets import TenantBudget
 from adapterd.loader.errors import Code, error
-from adapterd.loader.layout import ALIGNMENT, PAGE_BYTES
+from adapterd.loader.layout import ALIGNMENT, ITEM_BYTES, PAGE_BYTES
 from adapterd.loader.limits import DEFAULT_LIMITS, MIB, Limits
+from adapterd.loader.sharding import WHOLE, Sharding
 
 PAGES_PER_STEP = 16
 """Pages copied after each step while rows decode. Measured on one H200: 22 GB/s, and no more than 5 % on p99."""
@@ -42,6 +43,7 @@ class CacheConfig:
         tenants, default_budget: budgets by tenant, and the one of everybody else.
         limits: caps that the loader enforces.
         recheck: whether the loader repeats the content checks on every cold load.
+        sharding: which part of each adapter this worker holds, as a rank of a tensor-parallel group (I21).
     """
 
     device: str = "cpu"
@@ -65,11 +67,15 @@ class CacheConfig:
     default_budget: TenantBudget = TenantBudget()  # noqa: RUF009 - frozen
     limits: Limits = DEFAULT_LIMITS
     recheck: bool = False
+    sharding: Sharding = WHOLE
 
     def __post_init__(self) -> None:
         """Raises Failed (SETTINGS_INVALID)."""
         if self.loader not in {"thread", "process"}:
             raise error(Code.SETTINGS_INVALID, "loader", f"{self.loader!r} is neither thread nor process")
+        if self.dtype not in {"auto", *ITEM_BYTES}:
+            hint = "Adapters are kept as F32, F16 or BF16; INT8 and FP8 are not served."
+            raise error(Code.SETTINGS_INVALID, "dtype", f"{self.dtype!r} is no dtype of adapters", hint)
         if self.loader_socket is not None and self.loader != "process":
             raise error(Code.SETTINGS_INVALID, "loader_socket", "is for a loader process", 'Set loader="process".')
         positive = (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from adapterd.gpu_cache.copy_turns import CopyTurns
 from adapterd.gpu_cache.device import Device, Event, Run, Stream
 from adapterd.gpu_cache.fences import Fence
-from adapterd.gpu_cache.pages import Allotment, runs
+from adapterd.gpu_cache.pages import Allotment, halved, runs
 from adapterd.gpu_cache.records import Entry
 from adapterd.loader.errors import AdapterdError, Problem
 
@@ -203,8 +203,8 @@ class CopyQueue:
             self._fill(self._opened_streams[self._turn], transfer, begin, end, whole)
             return
         cut = begin + (end - begin + 1) // 2
-        for stream, first, last in zip(self._opened_streams, (begin, cut), (cut, end), strict=True):
-            pieces = runs(transfer.sources[first:last], transfer.allotment.pages[first:last])
+        halves = halved(whole, cut - begin)
+        for stream, first, last, pieces in zip(self._opened_streams, (begin, cut), (cut, end), halves, strict=True):
             self._fill(stream, transfer, first, last, pieces)
 
     def _fill(self, stream: Stream, transfer: Transfer, first: int, last: int, pieces: Sequence[Run]) -> None:

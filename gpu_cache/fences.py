@@ -7,7 +7,7 @@ all of them: stream order, no host wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from adapterd.gpu_cache.device import Event, Stream
@@ -20,9 +20,9 @@ class Fence:
     events: tuple[Event, ...] = ()
 
     @classmethod
-    def merged(cls, fences: Iterable[Fence]) -> Fence:
+    def merged(cls, fences: Collection[Fence]) -> Fence:
         """All marks, each once, in order of appearance. Pages that were freed together share one fence."""
-        distinct = {id(fence): fence for fence in fences}.values()
+        distinct = dict(zip(map(id, fences), fences, strict=True)).values()
         return cls(tuple({id(e): e for fence in distinct for e in fence.events}.values()))
 
     def passed(self) -> bool:

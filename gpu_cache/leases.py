@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from adapterd.gpu_cache.composition import prefix_key
+from adapterd.gpu_cache.host.interface import Progress
 from adapterd.gpu_cache.records import LeaseRecord, LeaseState
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import Code, Problem, error, error_from
@@ -30,6 +31,8 @@ class LeaseBooks(Protocol):
 
     def resume(self, record: LeaseRecord) -> None: ...
 
+    def progress(self, record: LeaseRecord) -> Progress | None: ...
+
 
 class Lease:
     """A hold on a composition, released exactly once. Made by `AdapterCache.acquire`.
@@ -50,6 +53,10 @@ class Lease:
     def tenant(self) -> str:
         return self._record.tenant
 
+    def belongs_to(self, books: LeaseBooks) -> bool:
+        """Whether it is a lease of this cache: another's slots and pages are other adapters'."""
+        return self._books is books
+
     @property
     def record(self) -> LeaseRecord:
         """The cache's own record of it; for the cache."""
@@ -59,6 +66,12 @@ class Lease:
     def ready(self) -> bool:
         """Whether all of it is in VRAM, its copies completed, as of the last `pump`, acquire, step or wait."""
         return self._record.state is LeaseState.READY
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the load is that it waits for, as of the host's last word; None if none of its bytes are on their way
+        into host memory. Of several versions, all that are: the earliest stage, and the sums of bytes."""
+        return self._books.progress(self._record)
 
     @property
     def failed(self) -> bool:

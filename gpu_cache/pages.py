@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from adapterd.gpu_cache.device import Run
 from adapterd.gpu_cache.fences import OPEN, Fence
 
 
@@ -53,8 +54,9 @@ class PagePool:
         while len(pages) < wanted:
             pages.append(self._take_lone())
         self._used.update(pages)
-        fence = Fence.merged(self._fences[p] for p in pages)
-        scrub = tuple(p for p in pages if self._tenants[p] not in {None, tenant})
+        fence = Fence.merged([self._fences[p] for p in pages])
+        tenants = self._tenants
+        scrub = tuple([p for p in pages if tenants[p] is not None and tenants[p] != tenant])
         for page in pages:
             self._fences[page] = OPEN
             self._tenants[page] = tenant
@@ -94,13 +96,30 @@ class PagePool:
             self._lone[page] = None
 
 
-def runs(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
+def runs(sources: Sequence[int], targets: Sequence[int]) -> list[Run]:
     """Page copies joined where both sides are neighbours: (first source page, first target page, how many)."""
-    found: list[tuple[int, int, int]] = []
+    found: list[Run] = []
+    first = start = length = 0
     for source, target in zip(sources, targets, strict=True):
-        if found and (source, target) == (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]):
-            first, start, length = found[-1]
-            found[-1] = (first, start, length + 1)
-        else:
-            found.append((source, target, 1))
+        if source == first + length and target == start + length and length:
+            length += 1
+            continue
+        if length:
+            found.append((first, start, length))
+        first, start, length = source, target, 1
+    if length:
+        found.append((first, start, length))
     return found
+
+
+def halved(joined: Sequence[Run], pages: int) -> tuple[list[Run], list[Run]]:
+    """Runs in two: those of the first `pages` pages, and the rest. One that lies across is cut."""
+    left = pages
+    for index, (source, target, length) in enumerate(joined):
+        if length > left:
+            first, rest = list(joined[:index]), list(joined[index + 1 :])
+            if left:
+                first.append((source, target, left))
+            return first, [(source + left, target + left, length - left), *rest]
+        left -= length
+    return list(joined), []

@@ -6,12 +6,13 @@ from typing import Literal
 
 from adapterd.gpu_cache.cache_books import CacheBooks
 from adapterd.gpu_cache.composition import Asked, Wish
+from adapterd.gpu_cache.host.interface import Progress, Stage
 from adapterd.gpu_cache.host.resolving import missing
 from adapterd.gpu_cache.pins import KeptLease, Pin
-from adapterd.gpu_cache.records import Purpose
+from adapterd.gpu_cache.records import LeaseRecord, LeaseState, Purpose
 from adapterd.gpu_cache.residency import Residence, look, residences
 from adapterd.loader.errors import Code, error
-from adapterd.loader.identity import Ref
+from adapterd.loader.identity import Ref, VersionKey
 
 
 class Upkeep(CacheBooks):
@@ -141,6 +142,21 @@ class Upkeep(CacheBooks):
         with self._lock:
             looks, known, base = look(self._stager.entries.values()), self._stager.ledger.copy(), self._stager.base
         return residences(looks, images, base.pin, known, self._vram.budget.page_bytes)
+
+    def loading(self) -> dict[VersionKey, Progress]:
+        """The cold loads of this base that run, as of the host's last word. Takes no lock."""
+        pin = self._stager.base.pin
+        return {key: how for key, how in self._host.loading().items() if key.base == pin}
+
+    def progress(self, record: LeaseRecord) -> Progress | None:
+        """For `Lease.progress`."""
+        loading = self._host.loading() if record.queued or record.state is LeaseState.COPYING else {}
+        found = [loading[entry.key] for entry in record.entries if entry.key in loading]
+        if not found:
+            return None
+        stage = Stage.VERIFY if any(each.stage is Stage.VERIFY for each in found) else Stage.PACK
+        known = all(each.total for each in found)
+        return Progress(stage, sum(each.done for each in found), sum(each.total for each in found) if known else 0)
 
     @property
     def residency_version(self) -> int:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def modules_of_live(model: nn.Module) -> Iterable[BaseModule]:
     """All modules that a table lists, in no order.
 
-    Linears are told by their class or, as quantised ones often derive from nothing, by being a leaf with
-    `in_features` and `out_features`.
+    Linears are told by their class or, as quantised ones often derive from nothing, by `in_features` and
+    `out_features`, where nothing inside of them is a linear or has parameters.
     """
     # An embedding that two parents share is one object with two names, and an adapter may use either.
     named = model.named_modules(remove_duplicate=False)
@@ -42,7 +42,12 @@ def live_module(path: str, module: nn.Module) -> BaseModule | None:
         rows, columns = cast("torch.Tensor", module.weight).shape
         return BaseModule(path, ModuleKind.CONV1D, int(rows), int(columns))
     widths = getattr(module, "in_features", None), getattr(module, "out_features", None)
-    leaf = next(module.children(), None) is None
-    if leaf and isinstance(widths[0], int) and isinstance(widths[1], int):
+    if isinstance(widths[0], int) and isinstance(widths[1], int) and _is_whole(module):
         return BaseModule(path, ModuleKind.LINEAR, widths[0], widths[1])
     return None
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """A leaf, or one whose parts only hold packed weights, as torch.ao's do; a wrapper's parts are layers."""
+    inner = [part for part in module.modules() if part is not module]
+    return not any(hasattr(part, "in_features") or next(part.parameters(), None) is not None for part in inner)

@@ -16,10 +16,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
-from adapterd.loader.formats.files import FileReader
 from adapterd.loader.gram import DTYPES, GramSum, Matrix, Stored
 from adapterd.loader.manifest import TensorEntry
 
@@ -36,13 +36,24 @@ SMALLEST = float(np.finfo(np.float32).smallest_normal)
 """The engine accumulates in float32: a scaled delta whose norm is below this one does nothing there."""
 
 TILE_VALUES = 1 << 20
-"""Values of one tile of A, 4 MiB at most: its columns lie apart, so it is read whole where it can be."""
+"""Values of one tile."""
+
+WHOLE_BYTES = 4 << 20
+"""Of an A that is read at once, since its columns lie apart."""
 
 TILE_BYTES = 1 << 19
 """Of one tile of B, which is read at once."""
 
 NORM_DIGITS = 8
 """Digits kept of a norm. The order of a BLAS sum varies between machines; the manifest should not."""
+
+
+class Source(Protocol):
+    """Where the bytes of tensors come from: a `FileReader`, or a part of a file that is in memory."""
+
+    def read_at(self, offset: int, length: int) -> bytes | memoryview:
+        """As `FileReader.read_at`; `offset` counts from the start of the file."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +100,14 @@ class Effect:
         return self.cause is not None
 
 
-def measure(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float) -> Effect | NotFinite:
+Measured = Effect | NotFinite
+
+
+def measure(reader: Source, a: TensorEntry, b: TensorEntry, scaling: float) -> Measured:
     """Read A [r, in] and B [out, r] by position and measure the pair.
 
     Args:
-        reader: the tensor file.
+        reader: the tensor file, or the part of it that holds both.
         a, b: two-dimensional, of one of `DTYPES`, with equal r ≥ 1.
         scaling: finite.
 
@@ -113,7 +127,7 @@ def measure(reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float) 
         return sums if isinstance(sums, NotFinite) else _effect(reader, a, b, scaling, sums)
 
 
-def _sums(reader: FileReader, a: TensorEntry, b: TensorEntry, *, exact: bool) -> tuple[GramSum, GramSum] | NotFinite:
+def _sums(reader: Source, a: TensorEntry, b: TensorEntry, *, exact: bool) -> tuple[GramSum, GramSum] | NotFinite:
     rank = a.shape[0]
     sums = GramSum(rank, exact=exact), GramSum(rank, exact=exact)
     for total, tensor, tiles in ((sums[0], a, _tiles_of_a), (sums[1], b, _tiles_of_b)):
@@ -135,9 +149,7 @@ def _rounding(a: GramSum, b: GramSum) -> float:
     return math.inf if error and trace <= 0 else error / (2 * trace) if trace else 0.0
 
 
-def _effect(
-    reader: FileReader, a: TensorEntry, b: TensorEntry, scaling: float, sums: tuple[GramSum, GramSum]
-) -> Effect:
+def _effect(reader: Source, a: TensorEntry, b: TensorEntry, scaling: float, sums: tuple[GramSum, GramSum]) -> Effect:
     norm_a, norm_b = sums[0].norm, sums[1].norm
     bound = norm_a * norm_b
     norm = math.sqrt(max(float((sums[0].gram * sums[1].gram).sum()), 0.0))
@@ -163,7 +175,7 @@ def _cause(sums: tuple[GramSum, GramSum], scaling: float, ratio: float, scaled: 
     return Zero.TINY if scaled < SMALLEST else None
 
 
-def _norm_by_triangles(reader: FileReader, a: TensorEntry, b: TensorEntry) -> float:
+def _norm_by_triangles(reader: Source, a: TensorEntry, b: TensorEntry) -> float:
     triangle_a = _triangle(_tiles_of_a(reader, a), a.shape[0])
     triangle_b = _triangle(_tiles_of_b(reader, b), a.shape[0])
     return float(np.linalg.norm(triangle_b @ triangle_a.T))
@@ -177,7 +189,7 @@ def _triangle(tiles: Iterator[Stored], rank: int) -> Matrix:
     return triangle
 
 
-def _tiles_of_b(reader: FileReader, b: TensorEntry) -> Iterator[Stored]:
+def _tiles_of_b(reader: Source, b: TensorEntry) -> Iterator[Stored]:
     """B [out, r] in tiles [n, r]: rows lie one after the other, so a tile is one read."""
     out, rank = b.shape
     dtype = DTYPES[b.dtype]
@@ -188,29 +200,30 @@ def _tiles_of_b(reader: FileReader, b: TensorEntry) -> Iterator[Stored]:
         yield np.frombuffer(data, dtype).reshape(rows, rank)
 
 
-def _tiles_of_a(reader: FileReader, a: TensorEntry) -> Iterator[Stored]:
-    """Aᵀ [in, r] in tiles [n, r]: one read if all of A [r, in] is a tile, else one for each row of A."""
+def _tiles_of_a(reader: Source, a: TensorEntry) -> Iterator[Stored]:
+    """Aᵀ [in, r] in tiles [n, r]: one read if all of A [r, in] is small enough, else one for each row of a tile."""
     rank, width = a.shape
     dtype = DTYPES[a.dtype]
     step = max(TILE_VALUES // rank, 1)
+    whole = np.frombuffer(reader.read_at(a.begin, a.nbytes), dtype) if a.nbytes <= WHOLE_BYTES else None
     for column in range(0, width, step):
         columns = min(step, width - column)
-        if columns == width:
-            data = reader.read_at(a.begin, a.nbytes)
-        else:
-            starts = (a.begin + (row * width + column) * dtype.itemsize for row in range(rank))
-            data = b"".join(reader.read_at(start, columns * dtype.itemsize) for start in starts)
+        if whole is not None:
+            yield whole.reshape(rank, width)[:, column : column + columns].T
+            continue
+        starts = (a.begin + (row * width + column) * dtype.itemsize for row in range(rank))
+        data = b"".join(reader.read_at(start, columns * dtype.itemsize) for start in starts)
         yield np.frombuffer(data, dtype).reshape(rank, columns).T
 
 
-def not_finite(reader: FileReader, tensor: TensorEntry) -> NotFinite | None:
+def not_finite(reader: Source, tensor: TensorEntry) -> NotFinite | None:
     """The values of a two-dimensional tensor that are no numbers, or None if all are."""
     with np.errstate(all="ignore"):
         found = _not_finite(reader, tensor)
     return found if found.count else None
 
 
-def _not_finite(reader: FileReader, tensor: TensorEntry) -> NotFinite:
+def _not_finite(reader: Source, tensor: TensorEntry) -> NotFinite:
     """Count in stored order, so that the answer does not depend on how tiles lie."""
     dtype = DTYPES[tensor.dtype]
     width = tensor.shape[1]

@@ -44,14 +44,22 @@ class Ensuring:
     """One call of `ensure`, under the version's lock."""
 
     def __init__(
-        self, tools: Tools, resolved: Resolved, source: Source, base: BaseSpec, *, progress: Progress, recheck: bool
+        self,
+        tools: Tools,
+        resolved: Resolved,
+        source: Source,
+        base: BaseSpec,
+        *,
+        progress: Progress,
+        expect: Progress,
+        recheck: bool,
     ) -> None:
         self._tools = tools
         self._folder, self._room = tools.folder, tools.room
         self._resolved = resolved
         self._origin = Origin(source, resolved)
         self._base = base
-        self._progress = progress
+        self._progress, self._expect = progress, expect
         self._recheck = recheck
         self.key = VersionKey(resolved.tenant, base.pin, resolved.version_digest)
         self.name = self.key.path_digest()
@@ -149,6 +157,7 @@ class Ensuring:
         self._room.check(statement.total_bytes)
 
     def _receive_all(self, statement: AdmissionStatement, package: Path, trusted: TrustedVersion) -> None:
+        self._expect(statement.total_bytes)
         found: list[FileEntry] = []
         chunks: tuple[str, ...] = ()
         for wanted in statement.files:
@@ -169,6 +178,7 @@ class Ensuring:
         with DirectoryPackage.open_dir(entry.package, self._tools.limits) as package:
             check_sizes(package, statement)
             if not hashed:
+                self._expect(statement.total_bytes)
                 trusted.update_files(*hash_package(package, self._progress))
             found = known.read() if hashed and not self._recheck else None
             if found is not None:

@@ -11,6 +11,7 @@ in half the time. The sums of 256 are then added in float64. `rounding` says wha
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -94,9 +95,41 @@ class GramSum:
         return math.sqrt(float(np.trace(self.gram)))
 
 
+class _Scratch(threading.local):
+    """A thread's memory for parts, written over by each: fresh memory for every part would cost more than its reading.
+
+    Attributes:
+        values, sums: float32, grown to the largest part so far.
+    """
+
+    def __init__(self) -> None:
+        self.values = np.empty(PART_VALUES, np.float32)
+        self.sums = np.empty(0, np.float32)
+
+    def single(self, part: Stored) -> NDArray[np.float32]:
+        """`part` [n, r] in float32, in the layout that it has: rows of M in a row, or its columns."""
+        if self.values.size < part.size:
+            self.values = np.empty(part.size, np.float32)
+        by_rows = part.strides[1] <= part.strides[0]
+        flat = self.values[: part.size]
+        values = flat.reshape(part.shape) if by_rows else flat.reshape(part.shape[::-1]).T
+        np.copyto(values, part)
+        return values
+
+    def products(self, chunks: int, rank: int) -> NDArray[np.float32]:
+        """Room for `chunks` matrices [r, r]."""
+        size = chunks * rank * rank
+        if self.sums.size < size:
+            self.sums = np.empty(size, np.float32)
+        return self.sums[:size].reshape(chunks, rank, rank)
+
+
+_scratch = _Scratch()
+
+
 def _summed_in_chunks(part: Stored) -> Matrix:
     """MᵀM of M [n, r]: products in float32, `CHUNK_ROWS` of them summed there, the sums added in float64."""
-    values = part.astype(np.float32)  # keeps the layout: rows of M in a row, or its columns
+    values = _scratch.single(part)
     rows, rank = values.shape
     chunks = rows // CHUNK_ROWS
     whole, rest = values[: chunks * CHUNK_ROWS], values[chunks * CHUNK_ROWS :]
@@ -104,7 +137,8 @@ def _summed_in_chunks(part: Stored) -> Matrix:
         blocks = whole.reshape(chunks, CHUNK_ROWS, rank)
     else:
         blocks = whole.T.reshape(rank, chunks, CHUNK_ROWS).transpose(1, 2, 0)
-    sums: Matrix = (blocks.transpose(0, 2, 1) @ blocks).sum(axis=0, dtype=np.float64)
+    products = np.matmul(blocks.transpose(0, 2, 1), blocks, out=_scratch.products(chunks, rank))
+    sums: Matrix = products.sum(axis=0, dtype=np.float64)
     return sums + rest.T @ rest
 
 

@@ -4,7 +4,10 @@ A page belongs to one adapter, and a block lies inside one page, so any free pag
 fragments (I15). A is cut along the rank as it stands in the file, [rank, in]; B is stored transposed,
 [rank, out], so that any rank reads whole lines. Row counts are true: nothing is padded to a maximum.
 
-Pure arithmetic on a manifest: the same manifest, dtype and page size give the same layout everywhere.
+Under tensor parallelism a rank packs only its part of a matrix: the layout says which columns of A and which
+rows of B these are (`cuts`), so that the packed forms of two ranks are never taken for one another.
+
+Pure arithmetic on a manifest: the same manifest, dtype, page size and sharding give the same layout everywhere.
 """
 
 from __future__ import annotations
@@ -12,14 +15,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import sha256_hex
-from adapterd.loader.manifest import Manifest, ModuleEntry
+from adapterd.loader.manifest import Manifest
+from adapterd.loader.sharding import WHOLE, Cut, Ranges, Sharding
 
 PAGE_BYTES = 1 << 20
 ALIGNMENT = 256
@@ -33,12 +37,13 @@ ITEM_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 Matrix = Literal["a", "b"]
 
 COLUMNS = ("module", "matrix", "row", "rows", "width", "page", "offset")
+CUT_COLUMNS = ("module", "matrix", "begin", "end")
 _MATRICES: tuple[Matrix, ...] = ("a", "b")
 _DTYPES: tuple[Dtype, ...] = ("F32", "F16", "BF16")
 _CELL = np.dtype("<i4")
 _MOST = 2**31 - 1
-_MAGIC = b"ADL1"
-_HEADER = struct.Struct("<4s4I")  # magic, page_bytes, dtype, n_pages, blocks
+_MAGIC = b"ADL2"
+_HEADER = struct.Struct("<4s5I")  # magic, page_bytes, dtype, n_pages, blocks, cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Block:
         matrix: "a" is A [rank, in]; "b" is Bᵀ [rank, out].
         row: first rank row.
         rows: how many.
-        width: in_features or out_features, in elements.
+        width: in_features or out_features, in elements; of a sharded matrix, those that this rank holds.
         page: index of the page in the packed form.
         offset: bytes from the page's start; a multiple of `ALIGNMENT`.
     """
@@ -71,7 +76,7 @@ class Layout:
     are objects for those who want them. Law: `Layout.from_bytes(x.to_bytes()) == x`.
     """
 
-    __slots__ = ("_blocks", "_cells", "dtype", "n_pages", "page_bytes")
+    __slots__ = ("_blocks", "_cells", "_cuts", "dtype", "n_pages", "page_bytes")
 
     def __init__(self, page_bytes: int, dtype: Dtype, n_pages: int, blocks: Iterable[Block] = ()) -> None:
         """Args: blocks: ordered by module, then A before B, then rank row."""
@@ -79,18 +84,35 @@ class Layout:
         self._blocks: tuple[Block, ...] | None = tuple(blocks)
         rows = [(b.module, _MATRICES.index(b.matrix), b.row, b.rows, b.width, b.page, b.offset) for b in self._blocks]
         self._cells = np.array(rows, _CELL).reshape(-1, len(COLUMNS)).tobytes()
+        self._cuts = b""
 
     @classmethod
-    def of_table(cls, page_bytes: int, dtype: Dtype, n_pages: int, table: NDArray[np.int32]) -> Self:
-        """From a table [blocks, 7] as `table` gives it."""
+    def of_table(
+        cls,
+        page_bytes: int,
+        dtype: Dtype,
+        n_pages: int,
+        table: NDArray[np.int32],
+        cuts: NDArray[np.int32] | None = None,
+    ) -> Self:
+        """From a table [blocks, 7] as `table` gives it, and one [cuts, 4] as `cuts` does."""
         self = cls(page_bytes, dtype, n_pages)
         self._blocks, self._cells = None, table.astype(_CELL).tobytes()
+        self._cuts = b"" if cuts is None else cuts.astype(_CELL).tobytes()
         return self
 
     @property
     def table(self) -> NDArray[np.int32]:
         """[blocks, 7], read-only: `COLUMNS` of every block, the matrix as 0 for A and 1 for B."""
         return np.frombuffer(self._cells, _CELL).reshape(-1, len(COLUMNS))
+
+    @property
+    def cuts(self) -> NDArray[np.int32]:
+        """[cuts, 4], read-only: `CUT_COLUMNS` of every range of columns of an A, or rows of a B, that is packed.
+
+        Ordered by module, matrix and begin. A matrix without any is packed whole.
+        """
+        return np.frombuffer(self._cuts, _CELL).reshape(-1, len(CUT_COLUMNS))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -120,9 +142,10 @@ class Layout:
     # --- the wire
 
     def to_bytes(self) -> bytes:
-        """The exact form for another process: a header, then the table as little-endian int32."""
-        count = len(self._cells) // (4 * len(COLUMNS))
-        return _HEADER.pack(_MAGIC, self.page_bytes, _DTYPES.index(self.dtype), self.n_pages, count) + self._cells
+        """The exact form for another process: a header, then table and cuts as little-endian int32."""
+        counts = len(self.table), len(self.cuts)
+        header = _HEADER.pack(_MAGIC, self.page_bytes, _DTYPES.index(self.dtype), self.n_pages, *counts)
+        return header + self._cells + self._cuts
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -133,14 +156,17 @@ class Layout:
         """
         if len(data) < _HEADER.size:
             raise ValueError("a layout is longer")
-        magic, page_bytes, word, n_pages, count = _HEADER.unpack_from(data)
+        magic, page_bytes, word, n_pages, count, n_cuts = _HEADER.unpack_from(data)
         if magic != _MAGIC or word >= len(_DTYPES) or not 0 < page_bytes <= _MOST or n_pages > _MOST:
             raise ValueError("this is no layout")
-        if len(data) != _HEADER.size + count * 4 * len(COLUMNS):
-            raise ValueError(f"a layout of {count} blocks has another length than {len(data)} bytes")
-        table = np.frombuffer(data, _CELL, offset=_HEADER.size).reshape(-1, len(COLUMNS))
-        self = cls.of_table(page_bytes, _DTYPES[word], n_pages, table)
+        cells = count * len(COLUMNS)
+        if len(data) != _HEADER.size + 4 * (cells + n_cuts * len(CUT_COLUMNS)):
+            raise ValueError(f"a layout of {count} blocks and {n_cuts} cuts has another length than {len(data)} bytes")
+        numbers = np.frombuffer(data, _CELL, offset=_HEADER.size)
+        table, cuts = numbers[:cells].reshape(-1, len(COLUMNS)), numbers[cells:].reshape(-1, len(CUT_COLUMNS))
+        self = cls.of_table(page_bytes, _DTYPES[word], n_pages, table, cuts)
         self._check()
+        self._check_cuts()
         return self
 
     def _check(self) -> None:
@@ -156,6 +182,24 @@ class Layout:
         if (spans[1:, 0] < spans[:-1, 1]).any():
             raise ValueError("two blocks of the layout overlap")
 
+    def _check_cuts(self) -> None:
+        """Ascending and apart, and together as wide as the blocks of their matrix."""
+        module, matrix, begin, end = self.cuts.astype(np.int64).T
+        of = 2 * module + matrix
+        ascends = (of[1:] > of[:-1]) | ((of[1:] == of[:-1]) & (begin[1:] >= end[:-1]))
+        if not (ascends.all() and ((begin >= 0) & (begin < end) & (module >= 0) & (matrix >> 1 == 0)).all()):
+            raise ValueError("the cuts of the layout are in disorder")
+        cut, first = np.unique(of, return_index=True)
+        widths = dict(zip(cut.tolist(), np.add.reduceat(end - begin, first).tolist() if len(cut) else [], strict=True))
+        blocks = self.table[:, [0, 1, 4]].astype(np.int64)
+        missing = set(widths)
+        for index, side, width in np.unique(blocks, axis=0).tolist():
+            missing.discard(2 * index + side)
+            if widths.get(2 * index + side, width) != width:
+                raise ValueError(f"the cuts of module {index} of the layout are not as wide as its blocks")
+        if missing:
+            raise ValueError("a cut of the layout is of a matrix without blocks")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self._identity == other._identity
 
@@ -166,11 +210,33 @@ class Layout:
         return f"Layout({self.dtype}, {self.n_pages} pages of {self.page_bytes} bytes, {len(self.table)} blocks)"
 
     @property
-    def _identity(self) -> tuple[int, str, int, bytes]:
-        return self.page_bytes, self.dtype, self.n_pages, self._cells
+    def _identity(self) -> tuple[int, str, int, bytes, bytes]:
+        return self.page_bytes, self.dtype, self.n_pages, self._cells, self._cuts
 
 
-def block_rows(module: ModuleEntry, dtype: Dtype, page_bytes: int = PAGE_BYTES) -> int:
+class Widths(Protocol):
+    """A linear as this rank holds it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One adapted module as this rank holds it."""
+
+    name: str
+    rank: int
+    in_features: int
+    out_features: int
+    cut: Cut
+
+
+def block_rows(module: Widths, dtype: Dtype, page_bytes: int = PAGE_BYTES) -> int:
     """Rows of a block of this linear: the most of `BLOCK_ROWS` whose widest block is at most half a page.
 
     Two blocks a page keep the overhead of first-fit small: docs/adr/0004-pages-of-rank-blocks.md.
@@ -191,25 +257,48 @@ def block_rows(module: ModuleEntry, dtype: Dtype, page_bytes: int = PAGE_BYTES) 
     return 1
 
 
-def plan_layout(manifest: Manifest, dtype: Dtype, page_bytes: int = PAGE_BYTES) -> Layout:
-    """Place every block: largest first into the first page with room.
+def plan_layout(manifest: Manifest, dtype: Dtype, page_bytes: int = PAGE_BYTES, sharding: Sharding = WHOLE) -> Layout:
+    """Place every block that this rank holds: largest first into the first page with room.
 
     Raises:
-        Refused: QUOTA_EXCEEDED as `block_rows`.
+        Refused: QUOTA_EXCEEDED as `block_rows`. Failed: SETTINGS_INVALID as `Sharding.cut`.
     """
-    cut = np.array(list(_cut(manifest, dtype, page_bytes)), np.int64).reshape(-1, 5)
-    sizes = cut[:, 3] * cut[:, 4] * ITEM_BYTES[dtype]
+    held = _held(manifest, sharding)
+    rows = np.array(list(_cut(held, dtype, page_bytes)), np.int64).reshape(-1, 5)
+    sizes = rows[:, 3] * rows[:, 4] * ITEM_BYTES[dtype]
     places, n_pages = _first_fit(-(-sizes // ALIGNMENT) * ALIGNMENT, page_bytes)
-    return Layout.of_table(page_bytes, dtype, n_pages, np.concatenate([cut, places], axis=1).astype(np.int32))
+    table = np.concatenate([rows, places], axis=1).astype(np.int32)
+    cuts = np.array(list(_cuts(manifest, held)), np.int32).reshape(-1, len(CUT_COLUMNS))
+    return Layout.of_table(page_bytes, dtype, n_pages, table, cuts)
 
 
-def _cut(manifest: Manifest, dtype: Dtype, page_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _held(manifest: Manifest, sharding: Sharding) -> list[_Held]:
+    found = []
+    for module in manifest.modules:
+        cut = sharding.cut(module.name, module.in_features, module.out_features)
+        found.append(_Held(module.name, module.rank, cut.in_features, cut.out_features, cut))
+    return found
+
+
+def _cut(held: list[_Held], dtype: Dtype, page_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
     """(module, matrix, first row, rows, width) of every block, in the order of `Layout.blocks`."""
-    for index, module in enumerate(manifest.modules):
+    for index, module in enumerate(held):
         step = block_rows(module, dtype, page_bytes)
         for matrix, width in enumerate((module.in_features, module.out_features)):
             for row in range(0, module.rank, step):
                 yield index, matrix, row, min(step, module.rank - row), width
+
+
+def _cuts(manifest: Manifest, held: list[_Held]) -> Iterator[tuple[int, int, int, int]]:
+    """`CUT_COLUMNS` of what is not whole."""
+    for index, (module, mine) in enumerate(zip(manifest.modules, held, strict=True)):
+        sides: tuple[tuple[int, Ranges], ...] = (
+            (module.in_features, mine.cut.inputs),
+            (module.out_features, mine.cut.outputs),
+        )
+        for matrix, (features, ranges) in enumerate(sides):
+            if ranges != ((0, features),):
+                yield from ((index, matrix, begin, end) for begin, end in ranges)
 
 
 def _first_fit(sizes: NDArray[np.int64], page_bytes: int) -> tuple[NDArray[np.int64], int]:

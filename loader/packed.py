@@ -44,6 +44,8 @@ class PackedForm:
 
     def __init__(self, entry: Entry, version: VersionKey, manifest_digest: str, layout: Layout, key: StoreKey) -> None:
         name = f"{layout.dtype}-{layout.page_bytes}"
+        if len(layout.cuts):  # the ranks of a machine keep theirs beside each other
+            name += f"-{layout.digest[:16]}"
         self._image = entry.packed / f"{name}.image"
         self._description = entry.packed / f"{name}.json"
         self._key = key

@@ -25,19 +25,49 @@ class Placing:
         is_b: it is stored transposed.
         step: rank rows of a block; the last may have fewer.
         blocks: per block, ordered by rank row, [rows, width] of the image: bits of the layout's dtype.
+        kept: [begin, end) of the columns of A, or rows of B, that are packed, in this order; None for all.
     """
 
     tensor: TensorEntry
     is_b: bool
     step: int
     blocks: tuple[NDArray[Any], ...]
+    kept: tuple[tuple[int, int], ...] | None = None
 
     def put(self, first: int, values: NDArray[Any]) -> None:
-        """Write values number `first` and following, counted as they lie in the file."""
-        if self.is_b:
+        """Write values number `first` and following, counted as they lie in the file, so far as they are packed."""
+        if self.kept is not None:
+            self._put_kept(first, values, self.kept)
+        elif self.is_b:
             self._put_columns(first, values)
         else:
             self._put_rows(first, values)
+
+    def _put_kept(self, first: int, values: NDArray[Any], kept: tuple[tuple[int, int], ...]) -> None:
+        done = 0
+        for begin, end in kept:
+            if self.is_b:
+                self._put_outputs_kept(first, values, begin, end, done)
+            else:
+                self._put_inputs_kept(first, values, begin, end, done)
+            done += end - begin
+
+    def _put_outputs_kept(self, first: int, values: NDArray[Any], begin: int, end: int, done: int) -> None:
+        """Rows [begin, end) of B stand together in the file; they are outputs `done` and following here."""
+        rank = self.tensor.shape[1]
+        low, high = max(first, begin * rank), min(first + len(values), end * rank)
+        if low < high:
+            self._put_columns(low - (begin - done) * rank, values[low - first : high - first])
+
+    def _put_inputs_kept(self, first: int, values: NDArray[Any], begin: int, end: int, done: int) -> None:
+        """Columns [begin, end) of A: a piece of each of its rows."""
+        width, stop = self.tensor.shape[1], first + len(values)
+        for row in range(first // width, -(-stop // width)):
+            low, high = max(first, row * width + begin), min(stop, row * width + end)
+            if low < high:
+                column = low - row * width - begin + done
+                target = self.blocks[row // self.step][row % self.step]
+                target[column : column + high - low] = values[low - first : high - first]
 
     def _put_rows(self, first: int, values: NDArray[Any]) -> None:
         """A lies in the image as in the file, cut into blocks."""
@@ -90,11 +120,14 @@ def placings(manifest: Manifest, layout: Layout, image: PackedImage) -> list[Pla
     for (module, matrix, _, rows, width, _, _), span in zip(layout.table.tolist(), spans.tolist(), strict=True):
         (part,) = image.parts(*span)  # a block lies inside one page
         blocks.setdefault((module, matrix), []).append(np.frombuffer(part, bits).reshape(rows, width))
+    kept: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for module, matrix, begin, end in layout.cuts.tolist():
+        kept.setdefault((module, matrix), []).append((begin, end))
     found = []
     for index, module in enumerate(manifest.modules):
         for matrix, tensor in enumerate((module.a, module.b)):
-            mine = tuple(blocks[index, matrix])
-            found.append(Placing(tensor, matrix == 1, len(mine[0]), mine))
+            mine, cut = tuple(blocks[index, matrix]), kept.get((index, matrix))
+            found.append(Placing(tensor, matrix == 1, len(mine[0]), mine, None if cut is None else tuple(cut)))
     return sorted(found, key=lambda placing: placing.tensor.begin)
 
 

@@ -71,6 +71,7 @@ class VerifiedStore:
         base: BaseSpec,
         *,
         progress: Progress | None = None,
+        expect: Progress | None = None,
         recheck: bool = False,
     ) -> StoredVersion:
         """The version, verified, from disk if it is here and from `source` if it is not.
@@ -82,6 +83,7 @@ class VerifiedStore:
             base: of the model that is served; another pin than the version's is a refusal.
             progress: called with the number of bytes fetched or hashed since the last call, 0 while another
                 thread or process has the version or the source is being asked. What it raises gives up.
+            expect: called with the number of bytes that are fetched or hashed from now on, once that is known.
             recheck: hash all bytes again and repeat the content checks (finite, effect).
 
         Raises:
@@ -92,7 +94,9 @@ class VerifiedStore:
         """
         check_pin(resolved.base, base.pin)
         watch = progress or _no_progress
-        loading = Ensuring(self._tools, resolved, source, base, progress=watch, recheck=recheck)
+        loading = Ensuring(
+            self._tools, resolved, source, base, progress=watch, expect=expect or _no_progress, recheck=recheck
+        )
         with narrowed(self._folder.root), self._folder.locked(loading.name, partial(watch, 0)):
             return loading.from_disk() or loading.from_source()
 

@@ -85,8 +85,10 @@ def test_the_wheel_holds_the_code_and_nothing_else(tmp_path: Path) -> None:
         for p in (ROOT / folder).rglob("*.py")
         if "__pycache__" not in p.parts
     }
+    tables = {f"adapterd/{p.relative_to(ROOT)}" for p in (ROOT / "gpu_cache/engine/kernels/tables").glob("*.json")}
     extra = {"adapterd/__init__.py", "adapterd/py.typed", "adapterd/migrations/script.py.mako"}
-    assert code == sources | extra
+    assert tables
+    assert code == sources | tables | extra
     assert all(n.startswith(("adapterd/", "adapterd-")) for n in names)
 
 

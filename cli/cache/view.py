@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from adapterd.gpu_cache.daemon.messages import Gone, Held, Located, Memory, StatusAnswer, TenantUse
+    from adapterd.gpu_cache.daemon.messages import Gone, Held, Load, Located, Memory, StatusAnswer, TenantUse
 
 BAR_CELLS = 32
 STATES = ("in_use", "pinned", "staging", "idle")
@@ -39,6 +39,8 @@ def status_view(told: StatusAnswer) -> Iterator[RenderableType]:
             ("steps in flight", told.steps_in_flight),
         ]
     )
+    if told.loading:
+        yield _loads(told.loading)
     if told.tenants:
         yield _tenants(told)
         yield legend()
@@ -97,6 +99,18 @@ def _tenants(told: StatusAnswer) -> Table:
         sizes = (use.in_use, use.pinned, use.staging, use.idle, use.guaranteed, use.maximum, use.host)
         made.add_row(Text(plain(use.tenant)), bar(use, told.vram.total), *(Text(_size(nbytes)) for nbytes in sizes))
     return made
+
+
+def _loads(loading: Iterable[Load]) -> Table:
+    """What is on its way into host memory."""
+    made = table("loading", "digest", "stage", "done", right=["done"])
+    return rows(made, ((each.tenant, f"sha256:{each.digest}", each.stage, _done(each)) for each in loading))
+
+
+def _done(load: Load) -> str:
+    if not load.total:
+        return _size(load.done)
+    return size(load.total) if load.stage == "pack" else f"{size(load.done)} of {size(load.total)}"
 
 
 def _cells(nbytes: int, total: int, cells: int) -> int:

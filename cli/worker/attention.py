@@ -1,22 +1,19 @@
 """Many sequences as the rows of one forward.
 
 The rows of all sequences stand one after the other in a batch of one, [1, rows, hidden]. Linears do not mix rows,
-so they see one flat batch without padding, prefill and decode together, and one engine step says which rows get
-what. Only attention has to know whose rows are whose: an attention function of ours, registered with transformers,
-gives each sequence its own keys and values. What a sequence attends to therefore never depends on its neighbours.
+so they see one flat batch without padding between sequences, prefill and decode together, and one engine step says
+which rows get what. Only attention has to know whose rows are whose: an attention function of ours, registered with
+transformers, asks the batch (`batch`). What a sequence attends to never depends on its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from adapterd.cli.worker.kv import KeyValues
 from adapterd.loader.errors import Code, error
 
 NAME = "adapterd_flat"
@@ -25,25 +22,52 @@ KEYWORD = "adapterd_flat_batch"
 UNSUPPORTED = ("s_aux", "softcap", "position_bias")
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One layer's input of attention.
+
+    Attributes:
+        layer: its number.
+        query: [1, heads, rows, size].
+        key, value: [1, kv heads, rows, size], of the new rows only.
+        scale: of the products; None is one over the root of the size.
+        window: keys that a row sees at most; None: all.
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float | None
+    window: int | None
+
+
+class Attended(Protocol):
+    """A step's rows, as attention sees them."""
+
+    def attend(self, heads: Heads) -> Tensor:
+        """[1, rows, heads, size]."""
+        ...
+
+
 @dataclass(slots=True)
-class Part:
-    """One sequence's rows of a forward: [start, stop) of the flat batch, behind `kv.length` earlier tokens."""
+class OneSequence:
+    """A first look at a model: one sequence and nothing kept.
 
-    start: int
-    stop: int
-    kv: KeyValues
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    Attributes:
+        seen: by layer, one token's keys and values, each [kv heads, size].
+    """
 
-    def mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        """Which keys each row sees, [rows, keys]: those up to its own, `window` of them at most. None: all."""
-        rows, keys = self.stop - self.start, self.kv.length + self.stop - self.start
-        if rows == 1 and (window is None or keys <= window):
-            return None
-        if window not in self._masks:
-            row, key = torch.arange(rows, device=device)[:, None] + self.kv.length, torch.arange(keys, device=device)
-            seen = key <= row
-            self._masks[window] = seen if window is None else seen & (key > row - window)
-        return self._masks[window]
+    seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def attend(self, heads: Heads) -> Tensor:
+        """See `Attended`. Windows do not count: what is looked at is the layers' form."""
+        self.seen[heads.layer] = heads.key[0, :, 0], heads.value[0, :, 0]
+        out: Tensor = scaled_dot_product_attention(
+            heads.query, heads.key, heads.value, is_causal=True, scale=heads.scale,
+            enable_gqa=heads.query.shape[1] != heads.key.shape[1],
+        )  # fmt: skip
+        return out.transpose(1, 2)
 
 
 def attend(
@@ -63,7 +87,7 @@ def attend(
         module: the attention layer; its `layer_idx` names the layer.
         query: [1, heads, rows, size].
         key, value: [1, kv heads, rows, size], of the new rows only.
-        attention_mask: not used; there is one sequence a part.
+        attention_mask: not used; the batch knows who sees what.
 
     Returns:
         [1, rows, heads, size], and no weights.
@@ -71,9 +95,9 @@ def attend(
     Raises:
         Failed: SETTINGS_INVALID if the model's attention has something that is not done here.
     """
-    parts: Sequence[Part] | None = others.get(KEYWORD)
+    batch: Attended | None = others.get(KEYWORD)
     missing = [name for name in UNSUPPORTED if others.get(name) is not None]
-    if parts is None or missing or query.shape[0] != 1:
+    if batch is None or missing or query.shape[0] != 1:
         what = f"the attention needs {', '.join(missing)}" if missing else "its layers do not hand arguments on"
         raise error(
             Code.SETTINGS_INVALID, type(module).__name__, f"this model cannot be served in flat batches: {what}",
@@ -81,14 +105,4 @@ def attend(
         )  # fmt: skip
     layer = module.layer_idx
     assert isinstance(layer, int)
-    out = torch.empty_like(query.transpose(1, 2))
-    for part in parts:
-        rows = slice(part.start, part.stop)
-        keys, values = part.kv.extend(layer, key[0, :, rows], value[0, :, rows])
-        attended = scaled_dot_product_attention(
-            query[:, :, rows], keys[None], values[None],
-            attn_mask=part.mask(sliding_window, query.device),
-            scale=scaling, enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-        out[:, rows] = attended.transpose(1, 2)
-    return out, None
+    return batch.attend(Heads(layer, query, key, value, scaling, sliding_window)), None

@@ -75,6 +75,9 @@ def worker(
     prefix_blocks: Annotated[
         int, typer.Option(min=0, help="Blocks of 16 tokens that the prefix cache keeps, at most.")
     ] = 1024,
+    no_graphs: Annotated[
+        bool, typer.Option("--no-graphs", help="On CUDA, launch every step's kernels one by one, without CUDA graphs.")
+    ] = False,
 ) -> Report:
     """Serve requests from stdin, tokens to stdout, both as JSON lines (docs/worker.md)."""
     sizes = {name: parse_size(text, name) for name, text in (("--vram", vram), ("--host", host))}
@@ -86,7 +89,7 @@ def worker(
             host=sizes["--host"], loader=loader.value, store=store, store_key=store_key,
             store_bytes=None if store_bytes is None else parse_size(store_bytes, "--store-bytes"),
             loader_socket=loader_socket, max_rows=max_rows, kv_blocks=kv_blocks, prefix_blocks=prefix_blocks,
-            socket=socket, metrics_port=metrics_port,
+            socket=socket, metrics_port=metrics_port, graphs=not no_graphs,
         )
     )  # fmt: skip
 

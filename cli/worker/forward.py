@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adapterd.cli.worker.attention import KEYWORD, NAME, Part, attend
-from adapterd.cli.worker.kv import KeyValues
+from adapterd.cli.worker.attention import KEYWORD, NAME, Attended, OneSequence, attend
+from adapterd.cli.worker.batch import FlatBatch
+from adapterd.cli.worker.graphs import Launched, Runner
+from adapterd.cli.worker.inputs import StaticInputs, made_for
+from adapterd.cli.worker.kv import KeyValuePool, KeyValues
+from adapterd.cli.worker.rows import ROW_BUCKETS, Bucket, Rows, StepRows
 from adapterd.loader.errors import Code, error
 
+KV_BLOCKS = 4096
 PROBE_TOLERANCE = 1e-3
-"""Of the largest logit, between one flat forward and the model's own; float32's noise is far below it."""
+"""Of the largest logit, between a flat forward and the model's own; float32's noise is far below it."""
+PROBE_ROUNDINGS = 8
+"""The same in roundings of the model's dtype, where that is coarser."""
 _PROBE = ((3, 1, 2), (1,))
-
-Rows = tuple[Sequence[int], KeyValues]
-"""The next token ids of one sequence, and what it has."""
+_FORM = (1, 1)
 
 
 class FlatModel:
@@ -26,15 +32,27 @@ class FlatModel:
     Attributes:
         vocabulary: token ids are below it.
         positions: tokens of one sequence at most.
+        runner: runs the steps that are padded to a bucket.
 
     Args:
         model: in evaluation mode, on its device.
+        kv_blocks: blocks of keys and values for all sequences together; they are allocated now.
+        runner: else every step is launched.
+        most_rows: of a step that is padded to a bucket.
 
     Raises:
         Failed: SETTINGS_INVALID if flat batches do not give what the model itself gives.
+        Unavailable: DEVICE_ERROR if there is no memory for the blocks.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        kv_blocks: int = KV_BLOCKS,
+        runner: Runner | None = None,
+        most_rows: int = ROW_BUCKETS[-1],
+    ) -> None:
         from transformers import AttentionInterface
 
         bare: Any = model  # torch's type of an attribute is Tensor | Module
@@ -43,58 +61,118 @@ class FlatModel:
         self.vocabulary = int(config.vocab_size)
         self.positions = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
         self.device: torch.device = next(model.parameters()).device
+        self.runner: Runner = Launched() if runner is None else runner
+        self._most_rows = most_rows
         with torch.inference_mode():
             own = [model(input_ids=self._ids(tokens)[None]).logits[0, -1] for tokens in _PROBE]
         self._before = bare.config._attn_implementation
         AttentionInterface.register(NAME, attend)
         bare.set_attn_implementation(NAME)
         try:
+            self._pool = KeyValuePool(self._form(), kv_blocks)
+            self._inputs = StaticInputs(self._pool, self.device)
+            self._logits = torch.zeros(0, self.vocabulary, device=self.device)
             self._check(torch.stack(own))
         except BaseException:
             self.close()
             raise
 
-    def __call__(self, rows: Sequence[Rows]) -> Tensor:
-        """One forward over all rows, in order. If it raises, every sequence has what it had.
+    def key_values(self) -> KeyValues:
+        """For a new sequence."""
+        return KeyValues(self._pool)
+
+    def plan(self, sequences: Sequence[Rows]) -> StepRows:
+        """What a step of these will run. Raises Unavailable: BUDGET_EXCEEDED, there are no blocks for its keys."""
+        return StepRows.of(sequences, self._most_rows)
+
+    def run(self, step: StepRows, launches: Hashable | None = None) -> Tensor:
+        """One forward over all rows, in order, and its padding. If it raises, every sequence has what it had.
+
+        Args:
+            launches: what, beside the step's size, kernels and grids of the forward depend on, such as the shape
+                of an engine's step; None: they may depend on anything, so that no graph can stand for them.
 
         Returns:
-            Logits [sequences, vocabulary] in float32, behind each sequence's last row.
+            Logits [sequences, vocabulary] in float32, behind each sequence's last row; until the next call.
         """
-        parts: list[Part] = []
-        ids: list[int] = []
-        positions: list[int] = []
-        last: list[int] = []
-        for tokens, kv in rows:
-            parts.append(Part(len(ids), len(ids) + len(tokens), kv))
-            ids += tokens
-            positions += range(kv.length, kv.length + len(tokens))
-            last.append(len(ids) - 1)
         with torch.inference_mode():
-            output = self._model(
-                input_ids=self._ids(ids)[None], position_ids=self._ids(positions)[None], use_cache=False,
-                logits_to_keep=self._ids(last), **{KEYWORD: parts},
-            )  # fmt: skip
-        for tokens, kv in rows:
+            if step.bucket is None:
+                logits = self._forward(made_for(step, self._pool, self.device, self._most_rows)).float()
+            else:
+                logits = self._by_table(step, step.bucket, launches)
+        for tokens, kv in step.sequences:
             kv.commit(len(tokens))
-        logits: Tensor = output.logits[0].float()
         return logits
 
     def close(self) -> None:
         """The model attends as it did before. Idempotent."""
+        self.runner.forget()
         self._model.set_attn_implementation(self._before)
+
+    def _by_table(self, step: StepRows, bucket: Bucket, launches: Hashable | None) -> Tensor:
+        logits = self._room(bucket.rows)
+        self._inputs.send(step, bucket)
+
+        def work() -> None:
+            logits.copy_(self._forward(self._inputs.batch(bucket)))
+
+        self.runner.run(None if launches is None else (bucket, launches), work)
+        return logits[: len(step.sequences)]
+
+    def _room(self, rows: int) -> Tensor:
+        """Where the logits of a bucket go. Graphs know the address: all of it is there from the first step on."""
+        if len(self._logits) < rows:
+            self.runner.forget()
+            self._logits = torch.zeros(self._largest(rows), self.vocabulary, device=self.device)
+        return self._logits[:rows]
+
+    def _largest(self, rows: int) -> int:
+        return max(rows, next((b for b in ROW_BUCKETS if b >= self._most_rows), ROW_BUCKETS[-1]))
+
+    def _forward(self, batch: FlatBatch) -> Tensor:
+        return self._call(batch, batch.ids, batch.positions, batch.last)
+
+    def _call(self, batch: Attended, ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        output = self._model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=last, **{KEYWORD: batch}
+        )
+        logits: Tensor = output.logits[0]
+        return logits
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.long, device=self.device)
 
+    def _form(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """What a token's keys and values look like, by layer."""
+        look = OneSequence()
+        with torch.inference_mode():
+            self._call(look, self._ids(_FORM), self._ids(range(len(_FORM))), self._ids([0]))
+        return look.seen
+
     def _check(self, own_NV: Tensor) -> None:
-        """The probe's sequences in two flat forwards, the first one cut in the middle."""
-        kvs = [KeyValues() for _ in _PROBE]
+        """The probe's sequences in two flat forwards, the first one cut in the middle, by table and without."""
+        most = float(own_NV.abs().max())
+        allowed = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * torch.finfo(own_NV.dtype).eps) * max(1.0, most)
+        for most_rows in (self._most_rows, 0):
+            difference = float((self._probe(most_rows) - own_NV.float()).abs().max())
+            if not difference <= allowed:
+                raise error(
+                    Code.SETTINGS_INVALID, "model",
+                    f"flat batches give other logits than the model itself: {difference:g}",
+                    "Serve a model with plain causal attention, such as a Llama.",
+                )  # fmt: skip
+
+    def _probe(self, most_rows: int) -> Tensor:
         (first, second), cut = _PROBE, 2
-        self([(first[:cut], kvs[0])])
-        flat = self([(first[cut:], kvs[0]), (second, kvs[1])])
-        difference = float((flat - own_NV.float()).abs().max())
-        if not difference <= PROBE_TOLERANCE * max(1.0, float(own_NV.abs().max())):
-            raise error(
-                Code.SETTINGS_INVALID, "model", f"flat batches give other logits than the model itself: {difference:g}",
-                "Serve a model with plain causal attention, such as a Llama.",
-            )  # fmt: skip
+        with self._two() as (one, other):
+            self.run(StepRows.of([(first[:cut], one)], most_rows))
+            return self.run(StepRows.of([(first[cut:], one), (second, other)], most_rows)).clone()
+
+    @contextmanager
+    def _two(self) -> Iterator[tuple[KeyValues, KeyValues]]:
+        kvs = self.key_values(), self.key_values()
+        try:
+            yield kvs
+        finally:
+            for kv in kvs:
+                kv.free()

@@ -34,10 +34,10 @@ class Generation:
         adapter_bytes, names: see `Candidate`.
     """
 
-    def __init__(self, request: Request, arrival: int, sink: Sink, hold: Hold) -> None:
+    def __init__(self, request: Request, arrival: int, sink: Sink, hold: Hold, kv: KeyValues) -> None:
         self.request, self.arrival, self.sink, self.hold = request, arrival, sink, hold
         self.state = State.WAITING
-        self.kv = KeyValues()
+        self.kv = kv
         self.sample = Sampler(request)
         self.tokens = list(request.prompt)
         self.prefix_key = b""

@@ -1,39 +1,124 @@
-"""Keys and values of one sequence, kept by the sequence and by nobody else."""
+"""Keys and values: one pool of blocks at addresses that never change, and the blocks of each sequence.
+
+A captured CUDA graph reads and writes the pool, so nothing of it is ever allocated anew. A block is one sequence's
+alone while it has it, and is zeroed when it is taken: rows that share a lookup table's width read behind their own
+tokens, under a mask that a NaN of an earlier owner would get through.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FIRST_CAPACITY = 32
+from adapterd.loader.errors import Code, error
 
-Block = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [kv heads, tokens, head size] of some tokens, a pair a layer."""
+BLOCK_TOKENS = 16
+"""Tokens of a block."""
+NOBODY = 0
+"""The block that rows of padding write to."""
+
+Block = tuple[Tensor, ...]
+"""A copy of some tokens' keys and values: for each shape that layers have, [keys and values, tokens, heads, size]."""
+Slots = npt.NDArray[np.int64]
+
+
+class KeyValuePool:
+    """The storage. Not thread-safe; in stream order on a device.
+
+    Args:
+        layers: by layer, what one token's keys and values look like, each [heads, size].
+        blocks: how many there are, beside that of nobody.
+
+    Raises:
+        Unavailable: DEVICE_ERROR, the device has no memory for them.
+    """
+
+    def __init__(self, layers: Mapping[int, tuple[Tensor, Tensor]], blocks: int) -> None:
+        alike: dict[tuple[torch.Size, torch.dtype], list[tuple[int, int]]] = {}
+        for layer, pair in layers.items():
+            for which, token in enumerate(pair):
+                alike.setdefault((token.shape, token.dtype), []).append((layer, which))
+        device = next(iter(layers.values()))[0].device
+        try:
+            self.groups = [
+                torch.zeros(len(members), 1 + blocks, BLOCK_TOKENS, *shape, dtype=dtype, device=device)
+                for (shape, dtype), members in alike.items()
+            ]
+        except RuntimeError as fault:
+            raise error(
+                Code.DEVICE_ERROR, str(device), f"no memory for the keys and values of {blocks} blocks",
+                "Start the worker with fewer --kv-blocks, or less --vram.",
+            ) from fault  # fmt: skip
+        where = {
+            member: group[place]
+            for group, members in zip(self.groups, alike.values(), strict=True)
+            for place, member in enumerate(members)
+        }
+        self._layers = {layer: (where[layer, 0], where[layer, 1]) for layer in layers}
+        self.blocks = blocks
+        self._free = list(range(blocks, NOBODY, -1))
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block, over all layers."""
+        return sum(group[:, 0].nbytes for group in self.groups)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Its keys and values, [1 + blocks, 16, heads, size] each."""
+        return self._layers[layer]
+
+    def take(self, count: int) -> list[int]:
+        """So many blocks, of zeros. Raises Unavailable: BUDGET_EXCEEDED, and takes none then."""
+        if count > len(self._free):
+            raise error(
+                Code.BUDGET_EXCEEDED, "keys and values",
+                f"{count} blocks of {BLOCK_TOKENS} tokens are needed, {len(self._free)} of {self.blocks} are free",
+                "Ask again when others have ended, or start the worker with more --kv-blocks.",
+            )  # fmt: skip
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            for group in self.groups:
+                group[:, block].zero_()
+        return taken
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Takes them back."""
+        self._free += blocks
 
 
 class KeyValues:
-    """Grows by `extend` during a forward and by `commit` after it; a forward that fails leaves it as it was.
+    """Those of one sequence. A forward writes behind `length`, and what it wrote counts once it is committed.
 
     Attributes:
         length: tokens that are in.
+        blocks: of the pool, in the order of the tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: KeyValuePool) -> None:
         self.length = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.blocks: Slots = np.empty(0, np.int64)
+        self._pool, self._room = pool, 0
 
     @property
     def nbytes(self) -> int:
-        """Allocated, room to grow included."""
-        return sum(k.nbytes + v.nbytes for k, v in self._layers.values())
+        """Of its blocks, room to grow included."""
+        return len(self.blocks) * self._pool.block_bytes
 
-    def extend(self, layer: int, k_HND: Tensor, v_HND: Tensor) -> tuple[Tensor, Tensor]:
-        """Puts those of N new tokens behind the committed ones; returns all of them, [kv heads, length + N, size]."""
-        keys, values = self._room(layer, k_HND, v_HND)
-        stop = self.length + k_HND.shape[1]
-        keys[:, self.length : stop] = k_HND
-        values[:, self.length : stop] = v_HND
-        return keys[:, :stop], values[:, :stop]
+    def reserve(self, tokens: int) -> None:
+        """Has blocks for so many tokens behind those that are in. Raises Unavailable: BUDGET_EXCEEDED."""
+        missing = self.length + tokens - self._room
+        if missing > 0:
+            self.blocks = np.append(self.blocks, self._pool.take(-(-missing // BLOCK_TOKENS)))
+            self._room = len(self.blocks) * BLOCK_TOKENS
+
+    def slots(self, start: int, stop: int) -> Slots:
+        """Where in the pool the tokens [start, stop) are, in tokens."""
+        token = np.arange(start, stop)
+        return self.blocks[token // BLOCK_TOKENS] * BLOCK_TOKENS + token % BLOCK_TOKENS
 
     def commit(self, tokens: int) -> None:
         """The forward went well: what it put behind is in."""
@@ -42,33 +127,32 @@ class KeyValues:
     def copy_out(self, start: int, stop: int) -> Block:
         """A copy of the tokens [start, stop), which must be in."""
         assert stop <= self.length
-        pairs = (self._layers[layer] for layer in sorted(self._layers))
-        return tuple((k[:, start:stop].clone(), v[:, start:stop].clone()) for k, v in pairs)
+        return tuple(
+            torch.cat([group[:, block, begin:end] for block, begin, end in self._pieces(start, stop)], dim=1)
+            for group in self._pool.groups
+        )
 
     def copy_in(self, block: Block) -> None:
-        """Puts a copied block behind the tokens that are in."""
-        for layer, (k, v) in enumerate(block):
-            self.extend(layer, k, v)
-        self.commit(block[0][0].shape[1])
+        """Puts a copied block behind the tokens that are in. Raises Unavailable: BUDGET_EXCEEDED."""
+        tokens = block[0].shape[1]
+        self.reserve(tokens)
+        for group, copied in zip(self._pool.groups, block, strict=True):
+            at = 0
+            for number, begin, end in self._pieces(self.length, self.length + tokens):
+                group[:, number, begin:end] = copied[:, at : at + end - begin]
+                at += end - begin
+        self.commit(tokens)
 
     def free(self) -> None:
         """Lets go of everything. Idempotent."""
-        self.length = 0
-        self._layers = {}
+        blocks, self.blocks, self.length = self.blocks.tolist(), np.empty(0, np.int64), 0
+        self._room = 0
+        self._pool.give(blocks)
 
-    def _room(self, layer: int, k_HND: Tensor, v_HND: Tensor) -> tuple[Tensor, Tensor]:
-        wanted = self.length + k_HND.shape[1]
-        held = self._layers.get(layer)
-        if held is not None and held[0].shape[1] >= wanted:
-            return held
-        capacity = max(wanted, FIRST_CAPACITY, 2 * held[0].shape[1] if held else 0)
-        old = held or (k_HND[:, :0], v_HND[:, :0])
-        grown = (_grown(old[0], k_HND, capacity, self.length), _grown(old[1], v_HND, capacity, self.length))
-        self._layers[layer] = grown
-        return grown
-
-
-def _grown(old: Tensor, like: Tensor, capacity: int, length: int) -> Tensor:
-    room: Tensor = torch.empty(like.shape[0], capacity, like.shape[2], dtype=like.dtype, device=like.device)
-    room[:, :length] = old[:, :length]
-    return room
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(block, from, to) of the tokens [start, stop)."""
+        while start < stop:
+            first = start % BLOCK_TOKENS
+            end = min(BLOCK_TOKENS, first + stop - start)
+            yield int(self.blocks[start // BLOCK_TOKENS]), first, end
+            start += end - first

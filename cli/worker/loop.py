@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from adapterd.cli.worker.forward import FlatModel
@@ -19,11 +21,14 @@ from adapterd.cli.worker.scheduling import FirstComeFirstServed, Scheduler
 from adapterd.cli.worker.tally import LoopStatistics, Progress
 from adapterd.gpu_cache import AdapterCache, Lease
 from adapterd.gpu_cache.engine import LoRAEngine
+from adapterd.gpu_cache.engine.device_plan import LaunchShape
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
 from adapterd.loader.identity import check_name
 
 MAX_ROWS = 512
 MAX_OPEN = 10_000
+
+_BASE_ALONE = "base"
 
 Chosen = Sequence[tuple[Generation, int]]
 
@@ -46,7 +51,7 @@ class ServingLoop:
     def __init__(
         self,
         model: FlatModel,
-        engine: LoRAEngine[Lease],
+        engine: LoRAEngine[Lease | None],
         cache: AdapterCache,
         *,
         scheduler: Scheduler | None = None,
@@ -63,6 +68,7 @@ class ServingLoop:
         self._ended: Counter[Reason] = Counter()
         self._faults: list[Exception] = []
         self._draining = False
+        self._bound = engine.served
 
     # Requests
 
@@ -76,7 +82,7 @@ class ServingLoop:
         self._check(request)
         self._arrivals += 1
         hold = Hold(self._cache, request.wish, request.tenant)
-        self._open[request.id] = Generation(request, self._arrivals, sink, hold)
+        self._open[request.id] = Generation(request, self._arrivals, sink, hold, self._model.key_values())
 
     def cancel(self, name: str) -> None:
         """Ends it now. Raises NotFound if no such request is open."""
@@ -133,6 +139,7 @@ class ServingLoop:
             open=Counter(each.state for each in held), ended=self._ended.copy(), steps=self._steps, rows=self._rows,
             kv_bytes=sum(each.kv.nbytes for each in held),
             prefix_blocks=self._prefix.blocks, prefix_tokens=self._prefix.hits,
+            graphs=replace(self._model.runner.counts),
         )  # fmt: skip
 
     # Steps
@@ -189,23 +196,35 @@ class ServingLoop:
             try:
                 if not each.started:
                     self._prefix.fill(each.prefix_key, each.tokens, each.kv)
-                chosen.append((each, min(rows, each.pending)))
-            except RuntimeError as fault:  # no memory for its keys and values
+                count = min(rows, each.pending)
+                each.kv.reserve(count)
+                chosen.append((each, count))
+            except (RuntimeError, AdapterdError) as fault:  # no memory for its keys and values
                 self._fail(each, problems_of(fault))
         return chosen
 
     def _run(self, chosen: Chosen) -> None:
         """One forward. If it fails, whose lease is at fault fails alone; the others lose nothing and go on."""
-        leases = [(_lease(each), rows) for each, rows in chosen]
+        plan = self._model.plan([(each.rows(rows), each.kv) for each, rows in chosen])
+        leases: list[tuple[Lease | None, int]] = [(_lease(each), rows) for each, rows in chosen]
+        if plan.padding:
+            leases.append((None, plan.padding))
         try:
-            with self._engine.step(leases):
-                logits_NV = self._model([(each.rows(rows), each.kv) for each, rows in chosen])
+            with self._engine.step(leases) as step:
+                logits_NV = self._model.run(plan, self._launches(chosen, step.shape))
         except Exception as fault:  # noqa: BLE001 - whatever the model does, the worker goes on
             self._blame(chosen, fault)
             return
         self._steps += 1
         self._rows += sum(rows for _, rows in chosen)
         self._take([each for each, _ in chosen], logits_NV)
+
+    def _launches(self, chosen: Chosen, shape: LaunchShape | None) -> Hashable | None:
+        """What the engine launches in this step: nothing for base rows, else by its shape. None: anything."""
+        if self._bound is not self._engine.served:  # it was bound anew, with other tables at other addresses
+            self._bound = self._engine.served
+            self._model.runner.forget()
+        return shape if any(each.adapted for each, _ in chosen) else _BASE_ALONE
 
     def _blame(self, chosen: Chosen, fault: Exception) -> None:
         guilty = [(each, problems) for each, _ in chosen if (problems := self._unusable(each))]
@@ -221,9 +240,9 @@ class ServingLoop:
 
     def _take(self, ran: Sequence[Generation], logits_NV: Tensor) -> None:
         """The next token of everybody whose rows are all in. First all are noted, then all are told."""
-        finite, greedy = logits_NV.isfinite().all(-1).tolist(), logits_NV.argmax(-1).tolist()
+        finite, greedy = torch.stack([logits_NV.isfinite().all(-1).long(), logits_NV.argmax(-1)]).tolist()
         spoken: list[Generation] = []
-        for each, logits_V, sound, largest in zip(ran, logits_NV, finite, greedy, strict=True):
+        for row, (each, sound, largest) in enumerate(zip(ran, finite, greedy, strict=True)):
             if each.pending:
                 continue
             if not sound:
@@ -232,7 +251,7 @@ class ServingLoop:
             if not each.generated:
                 self._remember(each)
             try:
-                each.tokens.append(each.sample(logits_V, largest))
+                each.tokens.append(each.sample(logits_NV, row, largest))
             except RuntimeError as fault:
                 self._fail(each, problems_of(fault))
             else:

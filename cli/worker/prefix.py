@@ -11,9 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adapterd.cli.worker.kv import Block, KeyValues
-
-BLOCK_TOKENS = 16
+from adapterd.cli.worker.kv import BLOCK_TOKENS, Block, KeyValues
 
 _Key = tuple[bytes | int, tuple[int, ...]]
 

@@ -19,10 +19,11 @@ class Sampler:
         self._temperature = request.temperature
         self._random = torch.Generator().manual_seed(request.seed) if request.temperature > 0 else None
 
-    def __call__(self, logits_V: Tensor, greedy: int) -> int:
-        """The next token. `greedy` is the index of the largest of `logits_V`."""
+    def __call__(self, logits_NV: Tensor, row: int, greedy: int) -> int:
+        """The next token, by one row of the logits. `greedy` is the index of the largest of it."""
         if self._random is None:
             return greedy
+        logits_V = logits_NV[row]
         sharpened_V = (logits_V - logits_V.max()).double().cpu() / self._temperature  # no overflow, however cold
         probabilities = torch.softmax(sharpened_V, dim=-1)
         return int(torch.multinomial(probabilities, 1, generator=self._random))

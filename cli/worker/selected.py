@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from adapterd.cli.worker.prefix import BLOCK_TOKENS
+from adapterd.cli.worker.kv import BLOCK_TOKENS
 from adapterd.cli.worker.scheduling import C, Candidate, Choice
 from adapterd.gpu_cache.records import Place
 from adapterd.gpu_cache.selector import Selector

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from adapterd.loader.errors import Code, error
 if TYPE_CHECKING:
     from torch import nn
 
+    from adapterd.cli.worker.forward import FlatModel
     from adapterd.cli.worker.inbox import Inbox
     from adapterd.cli.worker.loop import ServingLoop
     from adapterd.gpu_cache import AdapterCache
@@ -51,6 +52,7 @@ class Options:
     loader_socket: Path | None = None
     socket: Path | None = None
     metrics_port: int | None = None
+    graphs: bool = True
 
 
 def run_worker(options: Options) -> Report:
@@ -62,10 +64,10 @@ def run_worker(options: Options) -> Report:
             Nothing is read from stdin then.
     """
     _need_extras()
-    from adapterd.cli.worker.forward import FlatModel
     from adapterd.cli.worker.loop import ServingLoop
     from adapterd.cli.worker.models import load_model
     from adapterd.cli.worker.prefix import PrefixCache
+    from adapterd.cli.worker.rows import ROW_BUCKETS
     from adapterd.cli.worker.selected import Selected
     from adapterd.gpu_cache import Lease
     from adapterd.gpu_cache.engine import LoRAEngine
@@ -81,10 +83,11 @@ def run_worker(options: Options) -> Report:
         stack.enter_context(source)
         loaded = load_model(options.model, options.device)
         base = base_of(options, loaded.model)
-        flat = FlatModel(loaded.model)
+        flat = _flat(options, loaded.model)
         stack.callback(flat.close)
         cache = stack.enter_context(_cache(options, base, source, trust))
-        engine: LoRAEngine[Lease] = stack.enter_context(LoRAEngine(loaded.model, cache))
+        engine: LoRAEngine[Lease | None] = stack.enter_context(LoRAEngine(loaded.model, cache))
+        engine.warm_up({*ROW_BUCKETS, options.max_rows})
         loop = stack.enter_context(
             ServingLoop(
                 flat, engine, cache, max_rows=options.max_rows,
@@ -97,6 +100,14 @@ def run_worker(options: Options) -> Report:
         note(f"==> worker: serving {base.id}@{base.revision} on {options.device}, requests as JSON lines on stdin")
         status = _serve(loop, loaded.text, loaded.stop)
         return _report(loop, cache, status)
+
+
+def _flat(options: Options, model: nn.Module) -> FlatModel:
+    from adapterd.cli.worker.forward import FlatModel
+    from adapterd.cli.worker.graphs import runner_for
+
+    runner = runner_for(next(model.parameters()).device, graphs=options.graphs)
+    return FlatModel(model, kv_blocks=options.kv_blocks, runner=runner)
 
 
 def base_of(options: Options, model: nn.Module) -> BaseSpec:
@@ -220,6 +231,6 @@ def _report(loop: ServingLoop, cache: AdapterCache, status: int) -> Report:
     adapters = {"hits": held.hits, "host_hits": held.host_hits, "misses": held.misses, "leaked": held.leaked_leases}
     body = {
         "ended": ended, "steps": served.steps, "rows": served.rows, "prefix_tokens": served.prefix_tokens,
-        "adapters": adapters,
+        "adapters": adapters, "graphs": asdict(served.graphs),
     }  # fmt: skip
     return Report(body, status=status)

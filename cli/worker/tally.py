@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from adapterd.cli.worker.generation import State
+from adapterd.cli.worker.graphs import GraphCounts
 from adapterd.cli.worker.requests import Reason
 
 
@@ -28,6 +29,7 @@ class LoopStatistics:
         steps, rows: that have run.
         kv_bytes: keys and values of open requests.
         prefix_blocks, prefix_tokens: kept blocks; tokens that were taken from them.
+        graphs: how steps of few rows were run.
     """
 
     open: Counter[State]
@@ -37,3 +39,4 @@ class LoopStatistics:
     kv_bytes: int
     prefix_blocks: int
     prefix_tokens: int
+    graphs: GraphCounts

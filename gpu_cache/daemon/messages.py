@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from adapterd.gpu_cache.host.interface import Stage
 from adapterd.gpu_cache.records import LeaseState, Place
 from adapterd.loader.identity import Ref
 
@@ -142,6 +143,15 @@ class Held(Located):
     priority: int
 
 
+class Load(Named):
+    """A cold load that runs: `done` of `total` bytes are verified, or all of them are being packed. `total` is 0 as
+    long as it is not known."""
+
+    stage: Stage
+    done: Counted
+    total: Counted
+
+
 class Gone(Named):
     """A version whose bytes are in no memory of this worker any more."""
 
@@ -183,6 +193,7 @@ class StatusAnswer(_Answer):
     host: Memory
     tenants: tuple[TenantUse, ...]
     adapters: tuple[Held, ...]
+    loading: tuple[Load, ...] = ()
     leases: dict[LeaseState, Counted]
     hits: Counted
     host_hits: Counted

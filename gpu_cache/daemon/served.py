@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from adapterd.gpu_cache.config import CacheConfig
+from adapterd.gpu_cache.host.interface import Progress
 from adapterd.gpu_cache.records import Place
 from adapterd.gpu_cache.statistics import CacheStatistics
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from adapterd.gpu_cache.cache import AdapterCache
     from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.errors import Problem
+    from adapterd.loader.identity import VersionKey
 
 Tier = Literal["vram", "host"]
 
@@ -94,6 +96,10 @@ class Served(Protocol):
     def statistics(self) -> CacheStatistics: ...
 
     def residency(self) -> Sequence[ResidenceRow]: ...
+
+    def loading(self) -> Mapping[VersionKey, Progress]:
+        """The cold loads that run."""
+        ...
 
     def prefetch(self, ref: str, *, tenant: str, to: Tier = "vram") -> Kept:
         """Begins to bring it."""

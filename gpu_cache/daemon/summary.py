@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from adapterd.gpu_cache.budgets import Budget
 from adapterd.gpu_cache.config import CacheConfig
-from adapterd.gpu_cache.daemon.messages import Held, Memory, StatusAnswer, TenantUse
+from adapterd.gpu_cache.daemon.messages import Held, Load, Memory, StatusAnswer, TenantUse
 from adapterd.gpu_cache.daemon.served import ResidenceRow, Served
 from adapterd.gpu_cache.records import Place
 from adapterd.gpu_cache.statistics import CacheStatistics
@@ -25,6 +25,10 @@ def status_of(cache: Served) -> StatusAnswer:
         host=Memory(total=now.host_free_bytes + sum(now.host_bytes.values()), free=now.host_free_bytes),
         tenants=tenants_of(cache.config, now, rows),
         adapters=tuple(_held(row) for row in rows if row.tier is not Place.ABSENT),
+        loading=tuple(
+            Load(tenant=key.tenant, digest=key.digest, stage=how.stage, done=how.done, total=how.total)
+            for key, how in sorted(cache.loading().items(), key=lambda item: (item[0].tenant, item[0].digest))
+        ),
         leases=dict(now.leases),
         hits=now.hits,
         host_hits=now.host_hits,

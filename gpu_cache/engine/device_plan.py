@@ -2,7 +2,7 @@
 
     tiles [n, 8]   what `expand` does: first row (or first place in `order`), rows, first cell, blocks, start
     items [n, 8]   what `shrink` does in the regime of rows: the same, with blocks << 16 | block
-    order [rows]   in the regime of tiles: row numbers, those of one composition together
+    order [rows]   in the regime of tiles: row numbers, those of a composition together
     parts [n]      cells of the blocks of compositions, from `start`; where start is −1 they are first, first + 1, …
     weights [n]    fp32, beside `parts`
 
@@ -11,26 +11,29 @@ An entry of 0 rows is empty. Entries name cells of a slot and no address, so one
 A `LaunchShape` fixes grids, list lengths and with them every address: a captured CUDA graph is right for any plan
 of its shape (I22). Lists are longer than a step needs, by steps of 1, 1½, 2, 4, … times the rows, so that few
 shapes cover many batches; an empty entry costs about a nanosecond.
+
+Where rows share adapters, small linears want rows and large ones tiles. A plan of such a step carries the lists of
+both regimes, and each linear has its own by the shape alone (`kernels.configs.regime_of`), so that graphs stay right.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from adapterd.gpu_cache.engine.shares import ENTRY, FIRST_SLOT, NOBODY, REFERENCE, Ints
+from adapterd.gpu_cache.table_shape import PLAN_ALIGN, plan_words
 
-    from adapterd.gpu_cache.engine.plan import Segment
-
-ENTRY = 8
-_ALIGN = 32  # int32s: lists begin at 128 bytes
-Ints = NDArray[np.int32]
+MOST_EIGHTHS = 6
+"""Of the rows, that tiles beside rows may be."""
+ROOM_FOR_ALL = 64
+"""Rows up to which an empty tile for each costs less than graphs that do not fit."""
 
 
 class Regime(StrEnum):
@@ -40,7 +43,7 @@ class Regime(StrEnum):
     TILES = "tiles"  # those of a composition together
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LaunchShape:
     """All that grids and addresses depend on: the key of a captured graph.
 
@@ -49,6 +52,9 @@ class LaunchShape:
         tile_rows: of a tile; 1 in the regime of rows.
         tiles, items: list lengths; `items` bounds `parts`, too.
         blocks: the most blocks of an entry, a power of two.
+        together: in the regime of rows, the tiles of the same rows, for linears that want those; or none. It has
+            the same rows and blocks, and no items.
+        groups: of such tiles, how many `regime_of` reckons with.
     """
 
     regime: Regime
@@ -57,101 +63,153 @@ class LaunchShape:
     tiles: int
     items: int
     blocks: int
-
-    @property
-    def places(self) -> tuple[int, int, int, int, int, int]:
-        """Where tiles, items, order, parts and weights begin, and where all ends; in int32s."""
-        items = self.items if self.regime is Regime.ROWS else 0
-        order = self.rows if self.regime is Regime.TILES else 0
-        ends = [0]
-        for size in (self.tiles * ENTRY, items * ENTRY, order, self.items, self.items):
-            ends.append(ends[-1] + -(-size // _ALIGN) * _ALIGN)
-        return ends[0], ends[1], ends[2], ends[3], ends[4], ends[5]
-
-
-@dataclass(slots=True)
-class Work:
-    """The segments of a step that kernels serve, an item a segment; see the module for the words."""
-
-    rows: int
-    begin: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    first: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    group: list[int] = field(default_factory=list)
+    together: LaunchShape | None = None
     groups: int = 0
-    parts: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, segments: Sequence[Segment], rows: int, stride: int, blocks_of: Sequence[int]) -> Work:
-        """Args: stride: cells a slot. blocks_of: by slot."""
-        work = cls(rows)
-        known: dict[object, tuple[int, int, int, int]] = {}
-        for segment in segments:
-            components = segment.components
-            key: object = components[0].identity if len(components) == 1 else tuple(c.identity for c in components)
-            entry = known.get(key)
-            if entry is None:
-                entry = known[key] = work._entry(segment, stride, blocks_of, len(known))
-            first, blocks, start, group = entry
-            work.begin.append(segment.start)
-            work.length.append(segment.rows)
-            work.first.append(first)
-            work.blocks.append(blocks)
-            work.start.append(start)
-            work.group.append(group)
-        work.groups = len(known)
-        return work
-
-    def _entry(self, segment: Segment, stride: int, blocks_of: Sequence[int], group: int) -> tuple[int, int, int, int]:
-        components = segment.components
-        slot = components[0].resident.slot
-        if len(components) == 1 and components[0].weight == 1.0:
-            return slot * stride, blocks_of[slot], -1, group
-        start = len(self.parts)
-        for component in components:
-            cell, count = component.resident.slot * stride, blocks_of[component.resident.slot]
-            self.parts += range(cell, cell + count)
-            self.weights += [component.weight] * count
-        return 0, len(self.parts) - start, start, group
 
     @property
-    def most_blocks(self) -> int:
-        return max(self.blocks, default=1)
+    def tiled(self) -> LaunchShape | None:
+        """The part of it that is in the regime of tiles."""
+        return self if self.regime is Regime.TILES else self.together
+
+    @property
+    def regimes(self) -> str:
+        return self.regime if self.together is None else f"{self.regime}+{self.together.regime}"
+
+    @cached_property
+    def places(self) -> Places:
+        """Where each list begins, in int32s."""
+        alone, tiled = self.regime is Regime.ROWS, self.tiled
+        ends = [0]
+        for size in (
+            self.rows * ENTRY if alone else 0, self.items * ENTRY if alone else 0,
+            tiled.tiles * ENTRY if tiled else 0, self.rows if tiled else 0, self.items, self.items,
+        ):  # fmt: skip
+            ends.append(ends[-1] + -(-size // PLAN_ALIGN) * PLAN_ALIGN)
+        return Places(*ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Of `LaunchShape.places`; `end` is behind the last."""
+
+    by_row: int
+    items: int
+    tiles: int
+    order: int
+    parts: int
+    weights: int
+    end: int
+
+
+class Work:
+    """The entries of a step, by their shares.
+
+    Args:
+        shares: of each entry of the step.
+        lengths: rows of each.
+        rows: of the step.
+        table: entry of each share.
+        mixed: cells and weights of the compositions among them, as the table places them (`Shares.mixed`).
+    """
+
+    def __init__(self, shares: Sequence[int], lengths: tuple[int, ...], rows: int, table: Ints, mixed: Ints) -> None:
+        self.rows, self.mixed, self.parts = rows, mixed, int(mixed.shape[1])
+        self.shares = np.array(shares, np.intp)
+        self.lengths = None if len(shares) == rows else np.array(lengths, np.int32)
+        self.entries = table.take(self.shares, axis=0)
+        self.groups = len({*shares} - {NOBODY, REFERENCE})
+        blocks = self.entries[:, 3]
+        self.most_blocks = max(int(np.maximum.reduce(blocks)), 1)
+        self.items = int(np.add.reduce(blocks) if self.lengths is None else blocks @ self.lengths)
 
     @property
     def adapted_rows(self) -> int:
-        return sum(self.length)
+        served = self.entries[:, 1]
+        return int(np.add.reduce(served) if self.lengths is None else served @ self.lengths)
+
+    @cached_property
+    def gathered(self) -> Gathered:
+        return Gathered(self)
 
     def tile_count(self, tile_rows: int) -> int:
-        per_group = np.zeros(self.groups, np.int64)
-        np.add.at(per_group, self.group, self.length)
-        return int((-(-per_group // tile_rows)).sum())
+        return int(self.gathered.tiles(tile_rows).sum())
 
-    def item_count(self) -> int:
-        return max(sum(n * b for n, b in zip(self.length, self.blocks, strict=True)), len(self.parts))
+    @property
+    def list_items(self) -> int:
+        return max(self.items, self.parts)
+
+
+class Gathered:
+    """The rows of each composition together.
+
+    Attributes:
+        order: rows, those of a composition together, each in the order of the step.
+        begins, sizes: of each composition in `order`.
+        entries: of each composition.
+    """
+
+    def __init__(self, work: Work) -> None:
+        by = work.shares.argsort(kind="stable")
+        shares = work.shares[by]
+        skipped = int(shares.searchsorted(FIRST_SLOT))  # the base's rows and the reference's
+        by, shares = by[skipped:], shares[skipped:]
+        new = np.ones(len(by) + 1, np.bool_)
+        np.not_equal(shares[1:], shares[:-1], out=new[1:-1])
+        bounds = new.nonzero()[0]
+        self.entries = work.entries[by[bounds[:-1]]]
+        if work.lengths is None:
+            self.order, self.begins, self.sizes = by, bounds[:-1], bounds[1:] - bounds[:-1]
+            return
+        lengths = work.lengths[by]
+        behind = np.zeros(len(by) + 1, np.int64)
+        lengths.cumsum(out=behind[1:])
+        first = (work.lengths.cumsum() - work.lengths)[by]
+        self.order = np.arange(behind[-1]) + (first - behind[:-1]).repeat(lengths)
+        self.begins = behind[bounds[:-1]]
+        self.sizes = behind[bounds[1:]] - self.begins
+
+    def tiles(self, tile_rows: int) -> NDArray[np.int64]:
+        """How many of so many rows each composition has."""
+        return (self.sizes + (tile_rows - 1)) // tile_rows
 
 
 def natural_shape(work: Work, regime: Regime, tile_rows: int) -> LaunchShape:
-    """The smallest shape that holds `work`."""
+    """The smallest shape that holds `work` in one regime."""
     blocks = 1 << (work.most_blocks - 1).bit_length()
     if regime is Regime.ROWS:
-        return LaunchShape(regime, work.rows, 1, work.rows, _bucket(work.item_count(), work.rows), blocks)
-    tiles = _bucket(work.tile_count(tile_rows), -(-work.rows // tile_rows))
-    return LaunchShape(regime, work.rows, tile_rows, tiles, _bucket(len(work.parts), 16), blocks)
+        return LaunchShape(regime, work.rows, 1, work.rows, list_length(work.list_items, work.rows), blocks)
+    tiles = list_length(work.tile_count(tile_rows), -(-work.rows // tile_rows))
+    return LaunchShape(regime, work.rows, tile_rows, tiles, list_length(work.parts, 16), blocks)
+
+
+def with_tiles(shape: LaunchShape, work: Work, tile_rows: int) -> LaunchShape:
+    """`shape`, of the regime of rows, with the tiles of the same rows beside it.
+
+    How many are reckoned with goes by eighths of the rows. From seven on they are left out: no linear would want
+    them. Up to `ROOM_FOR_ALL` rows the list has room for a tile a row, so that a graph of this shape is right for
+    any plan of so many rows and blocks, however they share.
+    """
+    eighth = -(-work.rows // 8)
+    eighths = -(-work.tile_count(tile_rows) // eighth)
+    if eighths > MOST_EIGHTHS:
+        return shape
+    groups = eighths * eighth
+    tiles = work.rows if work.rows <= ROOM_FOR_ALL else groups
+    return replace(
+        shape, together=LaunchShape(Regime.TILES, work.rows, tile_rows, tiles, 0, shape.blocks, None, groups)
+    )
 
 
 def fits(work: Work, shape: LaunchShape) -> bool:
     if work.rows != shape.rows or work.most_blocks > shape.blocks:
         return False
-    if shape.regime is Regime.ROWS:
-        return work.item_count() <= shape.items
-    return work.tile_count(shape.tile_rows) <= shape.tiles and len(work.parts) <= shape.items
+    if (work.list_items if shape.regime is Regime.ROWS else work.parts) > shape.items:
+        return False
+    tiled = shape.tiled
+    return tiled is None or work.tile_count(tiled.tile_rows) <= tiled.tiles
 
 
-def _bucket(count: int, unit: int) -> int:
+def list_length(count: int, unit: int) -> int:
     """The least of 1, 1½, 2, 4, 8, … times `unit` that holds `count`."""
     size = unit
     if count > size:
@@ -165,67 +223,43 @@ def _bucket(count: int, unit: int) -> int:
 
 def fill(shape: LaunchShape, work: Work, buffer: Ints) -> int:
     """Write the plan into `buffer`, int32; how much of it is to be sent. `work` fits `shape`."""
-    at = shape.places
-    tiles = buffer[at[0] : at[0] + shape.tiles * ENTRY].reshape(shape.tiles, ENTRY)
+    at, tiled = shape.places, shape.tiled
     if shape.regime is Regime.ROWS:
-        items = buffer[at[1] : at[1] + shape.items * ENTRY].reshape(shape.items, ENTRY)
-        _fill_rows(work, tiles, items)
-    else:
-        _fill_tiles(work, tiles, buffer[at[2] : at[2] + shape.rows], shape.tile_rows)
+        _fill_rows(work, _entries(buffer, at.by_row, shape.rows), _entries(buffer, at.items, shape.items))
+    if tiled is not None:
+        order = buffer[at.order : at.order + shape.rows]
+        _fill_tiles(work.gathered, _entries(buffer, at.tiles, tiled.tiles), order, tiled.tile_rows)
     if not work.parts:
-        return at[3]
-    count = len(work.parts)
-    buffer[at[3] : at[3] + count] = work.parts
-    buffer[at[4] : at[4] + count].view(np.float32)[:] = work.weights
-    return at[5]
+        return at.parts
+    buffer[at.parts : at.parts + work.parts], buffer[at.weights : at.weights + work.parts] = work.mixed
+    return at.end
 
 
-def _columns(work: Work) -> tuple[Ints, ...]:
-    listed = np.array((work.begin, work.length, work.first, work.blocks, work.start), np.int32)
-    return tuple(listed)
+def _entries(buffer: Ints, begin: int, count: int) -> Ints:
+    return buffer[begin : begin + count * ENTRY].reshape(count, ENTRY)
 
 
 def _fill_rows(work: Work, tiles: Ints, items: Ints) -> None:
-    tiles[:, 1] = 0
-    begin, length, first, blocks, start = _columns(work)
-    if work.adapted_rows != len(begin):
-        of = np.arange(len(begin)).repeat(length)
-        behind = length.cumsum()
-        begin = np.arange(len(of), dtype=np.int32) + (begin - behind + length)[of]
-        first, blocks, start = first[of], blocks[of], start[of]
-    entries = np.empty((len(begin), ENTRY), np.int32)
-    entries[:, 0], entries[:, 1], entries[:, 2], entries[:, 3], entries[:, 4] = begin, 1, first, blocks, start
-    tiles[begin] = entries
-    end = blocks.cumsum()
-    count = int(end[-1]) if len(end) else 0
-    of = np.arange(len(begin)).repeat(blocks)
-    entries.take(of, axis=0, out=items[:count], mode="clip")
-    items[:count, 3] = (blocks << 16)[of] + np.arange(count) - (end - blocks)[of]
+    tiles[:] = work.entries if work.lengths is None else work.entries.repeat(work.lengths, axis=0)
+    tiles[:, 0] = np.arange(len(tiles), dtype=np.int32)
+    blocks, count = tiles[:, 3], work.items
+    items[:count] = tiles.repeat(blocks, axis=0)
+    before = (blocks << 16) - (blocks.cumsum(dtype=np.int32) - blocks)
+    np.add(before.repeat(blocks), np.arange(count, dtype=np.int32), out=items[:count, 3])
     items[count:, 1] = 0
 
 
-def _fill_tiles(work: Work, tiles: Ints, order: Ints, tile_rows: int) -> None:
-    tiles[:, 1] = 0
-    if not work.begin:
-        return
-    begin, length, first, blocks, start = _columns(work)
-    group = np.array(work.group, np.int32)
-    if work.groups != len(begin):  # rows of a composition that do not stand together
-        by = np.argsort(group, kind="stable")
-        begin, length, first, blocks, start, group = (v[by] for v in (begin, length, first, blocks, start, group))
-    behind = length.cumsum()
-    adapted = int(behind[-1])
-    order[:adapted] = np.arange(adapted, dtype=np.int32) + (begin - behind + length).repeat(length)
-    order[adapted:] = 0
-    heads = np.flatnonzero(np.diff(group, prepend=-1))
-    size = np.add.reduceat(length, heads)
-    count = -(-size // tile_rows)
-    of = np.arange(len(heads)).repeat(count)
-    inside = (np.arange(len(of)) - (count.cumsum() - count)[of]) * tile_rows
-    tiles[: len(of), 0] = ((behind - length)[heads])[of] + inside
-    tiles[: len(of), 1] = np.minimum(size[of] - inside, tile_rows)
-    for column, values in ((2, first), (3, blocks), (4, start)):
-        tiles[: len(of), column] = values[heads][of]
+def _fill_tiles(gathered: Gathered, tiles: Ints, order: Ints, tile_rows: int) -> None:
+    adapted, sizes = len(gathered.order), gathered.sizes
+    order[:adapted], order[adapted:] = gathered.order, 0
+    count = gathered.tiles(tile_rows)
+    of = np.arange(len(sizes)).repeat(count)
+    total = len(of)
+    inside = (np.arange(total) - (count.cumsum() - count)[of]) * tile_rows
+    gathered.entries.take(of, axis=0, out=tiles[:total], mode="clip")
+    np.add(gathered.begins[of], inside, out=tiles[:total, 0], casting="unsafe")
+    np.minimum(sizes[of] - inside, tile_rows, out=tiles[:total, 1], casting="unsafe")
+    tiles[total:, 1] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +272,7 @@ class PlanView:
     order: torch.Tensor
     parts: torch.Tensor
     weights: torch.Tensor
+    together: PlanView | None = None
 
 
 class DevicePlan:
@@ -249,20 +284,26 @@ class DevicePlan:
 
     def __init__(self, most_rows: int, device: torch.device) -> None:
         self.most_rows = most_rows
-        self.size = 64 * most_rows + 16 * ENTRY * _ALIGN
+        self.size = plan_words(most_rows)
         with torch.inference_mode(False):
             self.memory = torch.zeros(self.size, dtype=torch.int32, device=device)
-        self._views: dict[LaunchShape, PlanView] = {}
+        self._views: dict[LaunchShape, PlanView | None] = {}
 
-    def holds(self, shape: LaunchShape) -> bool:
-        return shape.rows <= self.most_rows and shape.places[-1] <= self.size
-
-    def view(self, shape: LaunchShape) -> PlanView:
-        known = self._views.get(shape)
-        if known is None:
-            cut = [self.memory[begin:end] for begin, end in zip(shape.places, shape.places[1:], strict=False)]
-            known = PlanView(shape, cut[0], cut[1], cut[2], cut[3], cut[4].view(torch.float32))
+    def view(self, shape: LaunchShape) -> PlanView | None:
+        """The lists of a plan of this shape; None if the buffer is too small for them."""
+        if shape not in self._views:
             if len(self._views) > 4096:  # steps of ever new sizes
                 self._views.clear()
-            self._views[shape] = known
-        return known
+            held = shape.rows <= self.most_rows and shape.places.end <= self.size
+            self._views[shape] = self._view(shape) if held else None
+        return self._views[shape]
+
+    def _view(self, shape: LaunchShape) -> PlanView:
+        at, memory, tiled = shape.places, self.memory, shape.tiled
+        order, parts = memory[at.order : at.parts], memory[at.parts : at.weights]
+        weights, none = memory[at.weights : at.end].view(torch.float32), memory[:0]
+        tiles = memory[at.tiles : at.order]
+        together = None if tiled is None else PlanView(tiled, tiles, none, order, parts, weights)
+        if together is not None and tiled is shape:
+            return together
+        return PlanView(shape, memory[: at.items], memory[at.items : at.tiles], none, parts, weights, together)

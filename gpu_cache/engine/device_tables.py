@@ -15,66 +15,21 @@ says when it may be written again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adapterd.loader.layout import ITEM_BYTES, Dtype, block_rows
+from adapterd.loader.layout import ITEM_BYTES, Dtype
 
 if TYPE_CHECKING:
     from adapterd.gpu_cache.engine.plan import ResidentLike
-    from adapterd.loader.manifest import ModuleEntry
+    from adapterd.gpu_cache.table_shape import TableShape
 
 UNIT_BYTES = 16
 """Of offsets in cells: the widest load of a thread."""
 _A, _B, _SCALING = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """One served module: its row in the tables is its place in the list it stands in."""
-
-    name: str
-    in_features: int
-    out_features: int
-
-
-def rows_of_block(matrix: Matrix, dtype: Dtype, page_bytes: int) -> int:
-    """Rank rows of a block of this module, as the loader cuts it; 1 where it could not, so that no adapter has it."""
-    if max(matrix.in_features, matrix.out_features) * ITEM_BYTES[dtype] > page_bytes:
-        return 1
-    return block_rows(cast("ModuleEntry", matrix), dtype, page_bytes)
-
-
-class TableShape:
-    """Sizes of the tables for the modules that an engine serves.
-
-    Args:
-        matrices: served modules.
-        slots: of the cache.
-        max_rank: of one module of one adapter, that the tables have room for.
-        dtype, page_bytes: of the arena that kernels read.
-
-    Attributes:
-        slots: that the tables have room for; residents in others are not served.
-        rows: rank rows of a block, by matrix.
-        entries: cells a matrix, a power of two.
-        stride: cells a slot.
-    """
-
-    def __init__(self, matrices: Sequence[Matrix], slots: int, max_rank: int, dtype: Dtype, page_bytes: int) -> None:
-        self.matrices, self.dtype, self.page_bytes = tuple(matrices), dtype, page_bytes
-        self.index: Mapping[str, int] = {matrix.name: i for i, matrix in enumerate(self.matrices)}
-        self.rows = tuple(rows_of_block(matrix, dtype, page_bytes) for matrix in self.matrices)
-        most = max(-(-max_rank // rows) for rows in self.rows)
-        self.entries = max(2, 1 << (most - 1).bit_length())  # two at least: every matrix begins at 16 bytes
-        self.plane = len(self.matrices) * self.entries
-        self.stride = 3 * self.plane
-        self.slots = min(slots, (2**31 - 1) // self.stride)  # cells have 32-bit numbers
 
 
 class DeviceTables:
@@ -82,14 +37,12 @@ class DeviceTables:
 
     Attributes:
         cells: int64 [slots · stride].
-        blocks: by slot, the most blocks that a module of its adapter has; what a plan entry walks.
     """
 
     def __init__(self, shape: TableShape, device: torch.device) -> None:
         self.shape = shape
         with torch.inference_mode(False):
             self.cells = torch.zeros(shape.slots * shape.stride, dtype=torch.int64, device=device)
-        self.blocks = [0] * shape.slots
         self._uses: list[tuple[object, ...] | None] = [None] * shape.slots
 
     def why_not(self, resident: ResidentLike) -> str:
@@ -100,7 +53,7 @@ class DeviceTables:
         if layout.page_bytes != shape.page_bytes or not 0 <= resident.slot < shape.slots:
             return "adapter is outside of the tables"
         most = max((m.rank for m in resident.manifest.modules), default=0)
-        if self._blocks_of(resident) > shape.entries:
+        if self.blocks_of(resident) > shape.entries:
             return f"rank {most} has more blocks than the tables have room for"
         return ""
 
@@ -109,11 +62,11 @@ class DeviceTables:
         return self._uses[resident.slot] != _use(resident)
 
     def write(self, resident: ResidentLike, row: NDArray[np.int64]) -> None:
-        """Fill `row`, int64 [stride] in host memory, for a resident that `why_not` has passed, and call it the slot's.
+        """Fill `row`, int64 [stride] in host memory, for a resident that `why_not` has passed.
 
-        The caller enqueues the copy of `row` to `row_of(slot)`.
+        The caller enqueues the copy of `row` to `row_of(slot)`, and then says `written`.
         """
-        shape, slot = self.shape, resident.slot
+        shape = self.shape
         row[:] = 0
         cells = row.reshape(3, len(shape.matrices), shape.entries)
         modules = resident.manifest.modules
@@ -125,20 +78,24 @@ class DeviceTables:
         begin = np.asarray(resident.pages, np.int64)[page] * shape.page_bytes + offset
         block = first // np.asarray(shape.rows, np.int64)[at[module]]
         cells[side, at[module], block] = (begin // UNIT_BYTES << 8) | rows
-        self.blocks[slot] = int(block.max(initial=0)) + 1
-        self._uses[slot] = _use(resident)
 
     def row_of(self, slot: int) -> torch.Tensor:
         """int64 [stride] on the device."""
         return self.cells[slot * self.shape.stride : (slot + 1) * self.shape.stride]
 
-    def forget(self, slot: int) -> None:
-        """The copy of the slot's row was not enqueued."""
-        self._uses[slot] = None
+    def written(self, resident: ResidentLike) -> None:
+        """The copy of its row has been enqueued."""
+        self._uses[resident.slot] = _use(resident)
 
-    def _blocks_of(self, resident: ResidentLike) -> int:
+    def blocks_of(self, resident: ResidentLike) -> int:
+        """The most blocks that a module of it has; what a plan's entry walks."""
         index, rows = self.shape.index, self.shape.rows
         return max((-(-m.rank // rows[index[m.name]]) for m in resident.manifest.modules), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return self.cells.nbytes
 
 
 def _use(resident: ResidentLike) -> tuple[object, ...]:

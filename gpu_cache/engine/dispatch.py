@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from adapterd.loader.layout import Dtype
 if TYPE_CHECKING:
     from adapterd.gpu_cache.engine.fast_path import FastPath
     from adapterd.gpu_cache.engine.layers import Site
-    from adapterd.gpu_cache.engine.plan import ServingCache
+    from adapterd.gpu_cache.engine.plan import ResidentLike, ServingCache
 
 Kernels = Literal["auto", "triton", "reference"]
 LEAST_CAPABILITY = (8, 0)
@@ -28,15 +29,18 @@ def open_fast_path(
     model: nn.Module,
     cache: ServingCache[Any],
     sites: Sequence[Site],
+    check: Callable[[ResidentLike], object],
     *,
     max_rank: int,
     batch_invariant: bool,
     pdl: bool | None,
+    tuning: Path | None = None,
 ) -> tuple[FastPath | None, str]:
     """(the kernels, or None for the reference; why the reference has to stand in for them, or nothing).
 
     Raises:
         ValueError: an unknown word, or Triton is demanded where it cannot run.
+        Failed: SETTINGS_INVALID, `tuning` is no tuning table. NotFound: PATH_NOT_FOUND.
     """
     if kernels not in {"auto", "triton", "reference"}:
         raise ValueError(f"kernels={kernels!r}: use auto, triton or reference")
@@ -53,7 +57,10 @@ def open_fast_path(
     if pdl is None:
         device = cache.arena.device
         pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= DEPENDENT_LAUNCH_SINCE
-    return FastPath(cache, sites, dtype, max_rank=max_rank, batch_invariant=batch_invariant, pdl=pdl), ""
+    fast = FastPath(
+        cache, sites, dtype, check, max_rank=max_rank, batch_invariant=batch_invariant, pdl=pdl, tuning=tuning
+    )
+    return fast, ""
 
 
 def _why_not(device: torch.device) -> str:
@@ -71,5 +78,10 @@ def adapter_dtype(configured: str, model: nn.Module) -> Dtype:
     for dtype in _DTYPES.values():
         if configured == dtype:
             return dtype
-    floating = (p.dtype for p in model.parameters() if p.is_floating_point())
-    return _DTYPES.get(next(floating, torch.bfloat16), "F32")
+    return _DTYPES.get(model_dtype(model), "F32")
+
+
+def model_dtype(model: nn.Module) -> torch.dtype:
+    """Of its first parameter that is no packed weight (fp8 is a floating dtype, too); bf16 if it has none."""
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize > 1)
+    return next(floats, torch.bfloat16)

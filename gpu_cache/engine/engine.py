@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from adapterd.gpu_cache.engine.dispatch import Kernels, open_fast_path
+from adapterd.gpu_cache.engine.dispatch import Kernels, model_dtype, open_fast_path
 from adapterd.gpu_cache.engine.layers import Site, find_sites
-from adapterd.gpu_cache.engine.plan import BatchPlan, LeaseLike, ServingCache, Ticket, build_plan, check_rows
+from adapterd.gpu_cache.engine.plan import BatchPlan, LeaseLike, Planner, ServingCache, Ticket, split_rows
 from adapterd.gpu_cache.engine.receipt import Receipt
+from adapterd.gpu_cache.engine.sharding.joining import Handle, join
 from adapterd.gpu_cache.engine.step import CurrentStep, LayerHook, RunningStep
 from adapterd.gpu_cache.engine.tables import Tables
+from adapterd.gpu_cache.table_shape import MAX_RANK
 from adapterd.loader.base_model import BaseSpec
 
 if TYPE_CHECKING:
-    from adapterd.gpu_cache.engine.device_plan import LaunchShape
-    from adapterd.gpu_cache.engine.tables import ResidentTable
+    import torch
 
-MAX_RANK = 128
-"""Of a module, that the kernels' tables have room for unless told otherwise."""
+    from adapterd.gpu_cache.engine.device_plan import LaunchShape
+    from adapterd.gpu_cache.engine.sharding.reduced import Reduce
 
 LeaseT = TypeVar("LeaseT", bound=LeaseLike | None)
 
@@ -44,13 +45,19 @@ class LoRAEngine(Generic[LeaseT]):
 
     * the output head, and whatever else sees other rows than the layer stack: the model's
       `get_output_embeddings()`, modules outside its `base_model_prefix` (a classifier), and modules with a
-      path part out of `layers.HEAD_NAMES`;
+      path part out of `table_shape.HEAD_NAMES`;
     * children of `torch.nn.MultiheadAttention`, which reads their weights without calling them;
     * a module that stands at two paths, because a call does not say which one it is for.
 
     `targets` says it by name instead: full module paths or their ends at a dot (`q_proj`), as adapters
     name them. An adapter with a module that is not wrapped is refused at the step: never a silent skip.
     In an encoder-decoder, encoder and decoder layers must see the same number of rows within one step.
+
+    **Where bits change.** On kernels the same step gives the same bits. A row's bits may change with the regime
+    (`device_plan.Regime`) and with the launch configuration. Steps of more than 256 rows work in tiles. Shorter ones
+    work row by row; where at least a quarter of their rows share an adapter with another row, linears that are wide
+    enough work in tiles, too, by the step's `shape` alone (`kernels.configs.regime_of`). The configuration goes by
+    the step's number of rows and its largest rank. `batch_invariant` has none of these boundaries.
 
     **Threads.** One step at a time on an engine: a nested or concurrent one is a RuntimeError, not a wait,
     and so is a layer that runs in another thread than its step was opened in. Run the model on the stream
@@ -72,10 +79,15 @@ class LoRAEngine(Generic[LeaseT]):
         max_rank: of a module, that the kernels' tables have room for; the reference serves what has more.
         pdl: programmatic dependent launch: the second kernel of a linear starts early, with the same bits. None is
             wherever the card has it (sm_90 and later).
+        tuning: a file of launch configurations for the kernels (`adapterctl bench kernels --tune`); None is the one
+            that is shipped for the card, and a rule where there is none. It is not read where no kernels run.
+        reduced: row-parallel linears whose own forward ends with the reduction over the ranks → what sums a tensor
+            over them in place, such as `{"o_proj": torch.distributed.all_reduce}`; names are ends of paths. The
+            engine then sums its own intermediate, by the reference, and receipts say so (`docs/tensor_parallel.md`).
 
     Raises:
-        Failed: BASE_TABLE_INVALID. Refused: SHAPE_MISMATCH. ValueError: names that fit nothing, or kernels that
-            cannot run here.
+        Failed: BASE_TABLE_INVALID; SETTINGS_INVALID of `tuning`. NotFound: PATH_NOT_FOUND of it. Refused:
+            SHAPE_MISMATCH. ValueError: names that fit nothing, or kernels that cannot run here.
     """
 
     def __init__(
@@ -90,6 +102,8 @@ class LoRAEngine(Generic[LeaseT]):
         kernels: Kernels = "auto",
         max_rank: int = MAX_RANK,
         pdl: bool | None = None,
+        tuning: Path | None = None,
+        reduced: Mapping[str, Reduce] | None = None,
     ) -> None:
         self.cache = cache
         self.batch_invariant = batch_invariant
@@ -97,23 +111,27 @@ class LoRAEngine(Generic[LeaseT]):
         self._stacked = {name: tuple(parts) for name, parts in (stacked or {}).items()}
         self._targets = None if targets is None else tuple(targets)
         self.kernels: Kernels = kernels
-        self._max_rank, self._pdl = max_rank, pdl
+        self._max_rank, self._pdl, self._tuning = max_rank, pdl, tuning
         self._lock = threading.Lock()
         self._current = CurrentStep()
-        self._standing: tuple[list[tuple[object, int]], BatchPlan, dict[int, ResidentTable]] | None = None
-        self._handles: list[RemovableHandle] = []
-        self._wrap(model, find_sites(model, cache.base, self._stacked, self._targets))
+        self._planner = Planner()
+        self._handles: list[Handle] = []
+        self._reduced = dict(reduced or {})
+        self._wrap(model, self._sites(model, cache.base))
+
+    def _sites(self, model: nn.Module, base: BaseSpec) -> tuple[Site, ...]:
+        return find_sites(model, base, self._stacked, self._targets, self.cache.config.sharding, self._reduced)
 
     def _wrap(self, model: nn.Module, sites: tuple[Site, ...]) -> None:
-        self._fast, self._why_reference = open_fast_path(
-            self.kernels, model, self.cache, sites,
-            max_rank=self._max_rank, batch_invariant=self.batch_invariant, pdl=self._pdl,
-        )  # fmt: skip
         self.served = frozenset(part.path for site in sites for part in site.slices)
         self._tables = Tables(self.served)
-        self._handles = [
-            site.module.register_forward_hook(LayerHook(site, self._current), with_kwargs=True) for site in sites
-        ]
+        self._fast, self._why_reference = open_fast_path(
+            self.kernels, model, self.cache, sites, self._tables.of,
+            max_rank=self._max_rank, batch_invariant=self.batch_invariant, pdl=self._pdl,
+            tuning=self._tuning,
+        )  # fmt: skip
+        self._dtype = model_dtype(model)
+        self._handles = [join(site, LayerHook(site, self._current)) for site in sites]
 
     def step(self, rows: Iterable[tuple[LeaseT, int]], *, shape: LaunchShape | None = None) -> Step[LeaseT]:
         """A context manager in which the model runs once (or in parts) with these rows.
@@ -136,6 +154,35 @@ class LoRAEngine(Generic[LeaseT]):
         """
         return Step(self, tuple(rows), shape)
 
+    def warm_up(self, rows: Iterable[int], dtypes: Iterable[torch.dtype] = ()) -> None:
+        """Compile, ahead of serving, all kernels that steps of these numbers of rows can need: none of them waits then.
+
+        It takes seconds for each number of rows where Triton's cache on disk is empty. Compositions of several
+        adapters may have more rank than any single one has room for; their first step compiles what they need.
+
+        Args:
+            rows: of the steps to come, such as the buckets of captured graphs.
+            dtypes: of the layers' inputs and outputs; the model's own if none is given.
+
+        Raises:
+            ValueError: a number of rows that no step has.
+            RuntimeError: a step is open on this engine, or the engine is closed.
+        """
+        counts = sorted(set(rows))
+        if counts and counts[0] < 1:
+            raise ValueError(f"{counts[0]} is not a number of rows")
+        self._acquire()
+        try:
+            if self._fast is not None:
+                self._fast.warm_up(counts, tuple(dtypes) or (self._dtype,))
+        finally:
+            self._lock.release()
+
+    @property
+    def table_bytes(self) -> int:
+        """Device memory that the kernels hold beside the arena, for tables and plans; 0 for the reference."""
+        return 0 if self._fast is None else self._fast.nbytes
+
     def check(self, lease: LeaseT) -> None:
         """Whether a step would take this lease, before there are rows for it.
 
@@ -157,7 +204,7 @@ class LoRAEngine(Generic[LeaseT]):
         """
         self._acquire()
         try:
-            sites = find_sites(model, base, self._stacked, self._targets)
+            sites = self._sites(model, base)
             self.cache.rebind(base)
             self._unwrap()
             self._wrap(model, sites)
@@ -178,7 +225,7 @@ class LoRAEngine(Generic[LeaseT]):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._standing = None
+        self._planner = Planner()
 
     def _acquire(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -192,10 +239,10 @@ class LoRAEngine(Generic[LeaseT]):
     ) -> tuple[Ticket, RunningStep, LaunchShape | None]:
         self._acquire()
         try:
-            check_rows(rows)
-            ticket = self.cache.begin_step(_leases(rows))
+            leases, lengths = split_rows(rows)
+            ticket = self.cache.begin_step(_once(leases))
             try:
-                running, shape = self._running(*self._plan_of(rows), shape)
+                running, shape = self._running(self._planner.plan(leases, lengths), shape)
             except BaseException:
                 ticket.end()
                 raise
@@ -205,22 +252,17 @@ class LoRAEngine(Generic[LeaseT]):
         self._current.running = running
         return ticket, running, shape
 
-    def _plan_of(self, rows: tuple[tuple[LeaseT, int], ...]) -> tuple[BatchPlan, dict[int, ResidentTable]]:
-        """Those of the step before if the batch stands: a decoding batch does, for many steps."""
-        batch: list[tuple[object, int]] = [(() if s is None else tuple(s.composition), n) for s, n in rows]
-        if self._standing is None or self._standing[0] != batch:
-            plan = build_plan(rows)
-            self._standing = batch, plan, {r.slot: self._tables.of(r) for r in plan.residents()}
-        return self._standing[1:]
-
-    def _running(
-        self, plan: BatchPlan, tables: dict[int, ResidentTable], shape: LaunchShape | None
-    ) -> tuple[RunningStep, LaunchShape | None]:
-        prepared = self._fast.prepare(plan, shape) if self._fast is not None else None
+    def _running(self, plan: BatchPlan, shape: LaunchShape | None) -> tuple[RunningStep, LaunchShape | None]:
+        fast, prepared = self._fast, None
+        if fast is not None:
+            prepared = fast.prepare(plan, shape)
+        else:
+            for resident in plan.residents():
+                self._tables.of(resident)  # raises what is not served
         running = RunningStep(
-            plan, tables, self.cache.arena,
+            plan, self._tables, self.cache.arena,
             batch_invariant=self.batch_invariant, strict=self.strict, why_reference=self._why_reference,
-            fast=(self._fast, prepared) if self._fast is not None and prepared is not None else None,
+            fast=(fast, prepared) if fast is not None and prepared is not None else None,
         )  # fmt: skip
         if prepared is None or prepared.view is None or prepared.reference:
             return running, None
@@ -289,6 +331,8 @@ class Step(Generic[LeaseT]):
             self._done = running  # few receipts are read, and one takes longer to make than a plan
 
 
-def _leases(rows: tuple[tuple[LeaseT, int], ...]) -> list[LeaseT]:
+def _once(leases: tuple[LeaseT, ...]) -> Sequence[LeaseT]:
     """Each lease once, in the order of first use."""
-    return list({id(lease): lease for lease, _ in rows if lease is not None}.values())
+    if len(set(map(id, leases))) == len(leases):
+        return leases
+    return list({id(lease): lease for lease in leases}.values())

@@ -13,8 +13,9 @@ What kernels cannot serve is the reference's: see `Prepared`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,12 +31,16 @@ from adapterd.gpu_cache.engine.device_plan import (
     fill,
     fits,
     natural_shape,
+    with_tiles,
 )
-from adapterd.gpu_cache.engine.device_tables import DeviceTables, Matrix, TableShape
-from adapterd.gpu_cache.engine.kernels.configs import tile_rows
-from adapterd.gpu_cache.engine.kernels.launch import DTYPES, Form, Launcher, Linear, linear_of
+from adapterd.gpu_cache.engine.device_tables import DeviceTables
+from adapterd.gpu_cache.engine.kernels.configs import regime_of, tile_rows
+from adapterd.gpu_cache.engine.kernels.forms import Form, Linear, linear_of
+from adapterd.gpu_cache.engine.kernels.launch import DTYPES, Launcher, key_of
 from adapterd.gpu_cache.engine.plan_ring import PlanRing, RingSlot
+from adapterd.gpu_cache.engine.shares import FIRST_SLOT, REFERENCE, Shares
 from adapterd.gpu_cache.engine.tables import TORCH_DTYPE
+from adapterd.gpu_cache.table_shape import MOST_ROWS, Matrix, TableShape
 from adapterd.loader.errors import Code, error
 from adapterd.loader.layout import Dtype
 
@@ -44,14 +49,10 @@ if TYPE_CHECKING:
     from adapterd.gpu_cache.engine.layers import Site
     from adapterd.gpu_cache.engine.plan import BatchPlan, ResidentLike, Segment, ServingCache
 
-MOST_ROWS = 16_384
-"""Rows of a step that the plan's buffers hold; a longer one is the reference's."""
 STAGED_ROWS = 64
 """Table rows of a step that go through pinned memory; more of them are copied at once, which takes longer."""
-FEW_ROWS = 64
-"""Up to this many, rows are worked on one by one even if they share adapters: measured on one H200."""
 SOME_ROWS = 256
-"""Up to this many, if on average fewer than two share a composition."""
+"""Up to this many, rows are worked on one by one, or where they share adapters as `regime_of` says of each linear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,11 @@ class FastPath:
         cache: the arena's; its device is where everything is allocated, once.
         sites: what the engine serves.
         dtype: of the adapters that kernels read; others are the reference's.
+        check: raises for a resident that the engine does not serve; asked once for each.
         max_rank: of one module of one adapter that the tables have room for.
         batch_invariant: rows are always worked on in tiles, with fixed parts of K.
         pdl: programmatic dependent launch, for sm_90 and later.
+        tuning: a file of launch configurations; None is the one that is shipped for the card.
     """
 
     def __init__(
@@ -86,10 +89,12 @@ class FastPath:
         cache: ServingCache[Any],
         sites: Sequence[Site],
         dtype: Dtype,
+        check: Callable[[ResidentLike], object],
         *,
         max_rank: int,
         batch_invariant: bool = False,
         pdl: bool = False,
+        tuning: Path | None = None,
     ) -> None:
         arena, config = cache.arena, cache.config
         matrices = [Matrix(s.path, site.in_features, s.width) for site in sites for s in site.slices]
@@ -103,14 +108,16 @@ class FastPath:
         self._batch_invariant = batch_invariant
         self._linears: dict[str, Linear] = {}
         forms = {site.path: form for site, form in zip(sites, _forms(sites, shape), strict=True)}
+        self._forms = tuple(dict.fromkeys(forms.values()))
         self.launcher = Launcher(
-            list(forms.values()), arena, TORCH_DTYPE[dtype], shape.entries, batch_invariant=batch_invariant, pdl=pdl
-        )
+            self._forms, arena, TORCH_DTYPE[dtype], shape.entries, batch_invariant=batch_invariant, pdl=pdl,
+            tuning=tuning,
+        )  # fmt: skip
         first = 0
         for site in sites:
             self._linears[site.path] = linear_of(forms[site.path], self._tables, first)
             first += len(site.slices)
-        self._verdicts: dict[int, tuple[ResidentLike, str]] = {}
+        self._shares = Shares(self._tables, check)
         self._sent: tuple[BatchPlan, LaunchShape | None, Prepared] | None = None
 
     def prepare(self, plan: BatchPlan, shape: LaunchShape | None = None) -> Prepared:
@@ -120,7 +127,7 @@ class FastPath:
             shape: of a captured graph that is going to be replayed; else the smallest that holds the step.
 
         Raises:
-            Unavailable: PLAN_RING_FULL.
+            As `check`. Unavailable: PLAN_RING_FULL.
             Failed: REQUEST_INVALID, the step does not fit `shape`.
             RuntimeError: a graph is being captured.
         """
@@ -130,31 +137,58 @@ class FastPath:
             self._join(self._device.compute)
             return self._sent[2]
         self._sent = None
-        served, reference, reasons = self._share_out(plan)
+        shares = self._shares.of(plan.compositions)
+        reference, reasons = self._for_reference(plan) if REFERENCE in shares else ((), ())
+        served = max(shares) >= FIRST_SLOT
         if shape is None and (not served or plan.rows > self._plan.most_rows):
             return _all_reference(plan, reasons, "" if not served else f"more than {self._plan.most_rows} rows")
-        stream = self._device.compute
-        self._join(stream)
-        slot = self._ring.take()
-        try:
-            self._send_rows(_residents(served), slot)
-            work = Work.of(served, plan.rows, self._tables.shape.stride, self._tables.blocks)
-            chosen = shape or self._natural(work)
-            if shape is not None and (reference or not fits(work, shape)):
-                raise _no_fit(shape, reasons)
-            if not self._plan.holds(chosen):
-                return _all_reference(plan, reasons, "more blocks than the plan's buffers hold")
-            count = fill(chosen, work, slot.numbers)
-            self._plan.memory[:count].copy_(slot.plan[:count], non_blocking=True)
-        finally:
-            slot.sent = self._device.record(stream)
-        prepared = Prepared(self._plan.view(chosen), reference, reasons)
+        if shape is not None and reference:
+            raise _no_fit(shape, reasons)
+        prepared = self._send(plan, shares, shape, reference, reasons)
         self._sent = plan, shape, prepared
         return prepared
 
-    def run(self, site: Site, view: PlanView, x_ri: Tensor, y_ro: Tensor) -> None:
-        """y_ro += the deltas of the kernels' rows; both contiguous and as `why_not` wants them."""
-        self.launcher.run(self._linears[site.path], view, x_ri, y_ro)
+    def run(self, site: Site, view: PlanView, x_ri: Tensor, y_ro: Tensor) -> Regime:
+        """y_ro += the deltas of the kernels' rows; both contiguous and as `why_not` wants them. How it was done."""
+        linear = self._linears[site.path]
+        chosen = self.launcher.chosen(linear.form, view)
+        self.launcher.run(linear, chosen, x_ri, y_ro)
+        return chosen.shape.regime
+
+    def linear(self, site: Site) -> Linear:
+        """What `run` hands to the launcher, for who times its kernels."""
+        return self._linears[site.path]
+
+    @property
+    def nbytes(self) -> int:
+        """On the device: the tables and the plan's buffer. Scratch, some planes of fp32 a row, comes on top."""
+        return self._tables.nbytes + self._plan.memory.nbytes
+
+    def warm_up(self, rows: Iterable[int], dtypes: Iterable[torch.dtype]) -> None:
+        """Compile and load what steps of these numbers of rows can need, single adapters of any rank in them.
+
+        It runs every such kernel once on an empty plan: what is in the tables, and layers, stay as they are.
+
+        Args:
+            dtypes: of layers, in and out; those that are the reference's need nothing.
+        """
+        self._sent = None
+        self._join(self._device.compute)
+        self._plan.memory.zero_()
+        views = [view for count in rows for shape in self._shapes(count) if (view := self._plan.view(shape))]
+        pairs = [(dtype, dtype) for dtype in dtypes if dtype in DTYPES]
+        self.launcher.warm_up(self._linears.values(), views, pairs)
+
+    def _shapes(self, rows: int) -> Iterator[LaunchShape]:
+        """Of either regime that a step of so many rows may be in, for every number of blocks."""
+        blocks = 1
+        while blocks <= self._tables.shape.entries:
+            if rows <= SOME_ROWS and not self._batch_invariant:
+                for mean in {blocks, max(1, blocks // 2)}:
+                    yield LaunchShape(Regime.ROWS, rows, 1, rows, mean * rows, blocks)
+            size = tile_rows(rows)
+            yield LaunchShape(Regime.TILES, rows, size, -(-rows // size), 16, blocks)
+            blocks *= 2
 
     @staticmethod
     def why_not(x: Tensor, y: Tensor) -> str:
@@ -167,52 +201,81 @@ class FastPath:
 
     # --- parts of prepare
 
-    def _share_out(self, plan: BatchPlan) -> tuple[list[Segment], tuple[Segment, ...], tuple[str, ...]]:
-        served: list[Segment] = []
-        reference: list[Segment] = []
-        reasons: set[str] = set()
-        for segment in plan.segments:
-            if not segment.components:
-                continue
-            why = [reason for c in segment.components if (reason := self._verdict(c.resident))]
-            reasons.update(why)
-            (reference if why else served).append(segment)
-        return served, tuple(reference), tuple(sorted(reasons))
+    def _for_reference(self, plan: BatchPlan) -> tuple[tuple[Segment, ...], tuple[str, ...]]:
+        """The segments that kernels cannot serve, and why."""
+        why = [self._shares.why_not([c.resident for c in segment.components]) for segment in plan.segments]
+        segments = tuple([segment for segment, reasons in zip(plan.segments, why, strict=True) if reasons])
+        return segments, tuple(sorted({reason for reasons in why for reason in reasons}))
 
-    def _verdict(self, resident: ResidentLike) -> str:
-        known = self._verdicts.get(resident.slot)
-        if known is None or known[0] is not resident:
-            known = self._verdicts[resident.slot] = resident, self._tables.why_not(resident)
-        return known[1]
+    def _send(
+        self,
+        plan: BatchPlan,
+        shares: list[int],
+        shape: LaunchShape | None,
+        reference: tuple[Segment, ...],
+        reasons: tuple[str, ...],
+    ) -> Prepared:
+        work = self._work(plan, shares)
+        chosen = shape or shape_of(work, self._want_tiles, batch_invariant=self._batch_invariant)
+        if shape is not None and not fits(work, shape):
+            raise _no_fit(shape, reasons)
+        view = self._plan.view(chosen)
+        if view is None:
+            return _all_reference(plan, reasons, "more blocks than the plan's buffers hold")
+        stream = self._device.compute
+        self._join(stream)
+        slot = self._ring.take()
+        try:
+            self._send_rows(slot)
+            count = fill(view.shape, work, slot.numbers)
+            self._plan.memory[:count].copy_(slot.plan[:count], non_blocking=True)
+        finally:
+            slot.sent = self._device.record(stream)
+        return Prepared(view, reference, reasons)
+
+    def _want_tiles(self, shape: LaunchShape, groups: int) -> bool:
+        return any(regime_of(key_of(form, shape), groups) is Regime.TILES for form in self._forms)
+
+    def _work(self, plan: BatchPlan, shares: list[int]) -> Work:
+        mixed = self._shares.mixed(shares)  # before their entries are taken
+        return Work(shares, plan.lengths, plan.rows, self._shares.entries, mixed)
 
     def _join(self, stream: Stream) -> None:
+        """Whatever the former stream reads is read before this one overwrites it."""
         if self._stream is not None and stream != self._stream:
             self._device.wait(stream, self._device.record(self._stream))
         self._stream = stream
 
-    def _send_rows(self, residents: Iterable[ResidentLike], slot: RingSlot) -> None:
-        missing = [resident for resident in residents if self._tables.missing(resident)]
-        for index, resident in enumerate(missing):
+    def _send_rows(self, slot: RingSlot) -> None:
+        """The rows of residents that are new in their slots."""
+        unsent = self._shares.unsent
+        for index, resident in enumerate(list(unsent.values())):
             staged = index < len(slot.rows)
             row = slot.rows[index] if staged else np.empty(self._tables.shape.stride, np.int64)
             self._tables.write(resident, row)
             source = slot.cells[index] if staged else torch.from_numpy(row)
             self._tables.row_of(resident.slot).copy_(source, non_blocking=staged)
+            self._tables.written(resident)
+            del unsent[resident.slot]
 
-    def _natural(self, work: Work) -> LaunchShape:
-        if not self._batch_invariant and (
-            work.rows <= FEW_ROWS or (work.rows <= SOME_ROWS and work.adapted_rows < 2 * work.groups)
-        ):
-            return natural_shape(work, Regime.ROWS, 1)
+
+def shape_of(work: Work, want_tiles: Callable[[LaunchShape, int], bool], *, batch_invariant: bool) -> LaunchShape:
+    """The smallest shape that holds the step: in the regime of rows if they are few, and with tiles if they share.
+
+    Args:
+        want_tiles: whether any linear would, asked with the shape in the regime of rows and the number of groups.
+    """
+    if batch_invariant or work.rows > SOME_ROWS:
         return natural_shape(work, Regime.TILES, tile_rows(work.rows))
-
-
-def _residents(segments: Iterable[Segment]) -> Iterable[ResidentLike]:
-    return {c.resident.slot: c.resident for segment in segments for c in segment.components}.values()
+    shape = natural_shape(work, Regime.ROWS, 1)
+    sharing = work.adapted_rows - work.groups
+    if 4 * sharing < work.rows or not want_tiles(shape, work.rows - sharing):
+        return shape
+    return with_tiles(shape, work, tile_rows(work.rows))
 
 
 def _all_reference(plan: BatchPlan, reasons: tuple[str, ...], why: str) -> Prepared:
-    adapted = tuple(segment for segment in plan.segments if segment.components)
+    adapted = tuple([segment for segment in plan.segments if segment.components])
     return Prepared(None, adapted, tuple(sorted({*reasons, why} - {""})))
 
 

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from adapterd.gpu_cache.engine.bind import check_table
+from adapterd.gpu_cache.engine.sharding.joining import check_point
+from adapterd.gpu_cache.engine.sharding.placements import check_placement, held_base
 from adapterd.gpu_cache.engine.widths import live_widths
+from adapterd.gpu_cache.table_shape import HEAD_NAMES
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, error
+from adapterd.loader.sharding import WHOLE, Axis, Sharding
 
+if TYPE_CHECKING:
+    from adapterd.gpu_cache.engine.sharding.reduced import Reduce
+
+NO_REDUCED: Mapping[str, Reduce] = {}
 SERVED_KINDS = frozenset({ModuleKind.LINEAR, ModuleKind.CONV1D})
-HEAD_NAMES = frozenset({"lm_head", "embed_out", "score", "classifier", "pooler"})
-"""Path parts of modules that see a few rows of the step only (the last token, the first): heads and poolers.
-
-For models that do not say so themselves (`get_output_embeddings`, `base_model`), as transformers' do.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,10 @@ class Site:
     Attributes:
         path: in the live model.
         module: the live module itself.
-        in_features, out_features: its widths.
+        in_features, out_features: its widths; of a sharded one, those of this rank's part.
         slices: what it holds for adapters: itself, or the parts of a fused linear that are served.
+        axis: along which it is sharded; None if it is replicated.
+        reduce: sums over the ranks, for a row-parallel layer that reduces its output itself.
     """
 
     path: str
@@ -50,6 +56,8 @@ class Site:
     in_features: int
     out_features: int
     slices: tuple[Slice, ...]
+    axis: Axis | None = None
+    reduce: Reduce | None = None
 
 
 def find_sites(
@@ -57,26 +65,36 @@ def find_sites(
     base: BaseSpec,
     stacked: Mapping[str, Sequence[str]],
     targets: Iterable[str] | None,
+    sharding: Sharding = WHOLE,
+    reduced: Mapping[str, Reduce] = NO_REDUCED,
 ) -> tuple[Site, ...]:
     """The linears to wrap, in the model's order. See `LoRAEngine` for the rules.
 
     Raises:
         Failed: BASE_TABLE_INVALID if the model is not the table's (`bind.check_table`), or a fused linear
-            lacks some of its parts in the table.
+            lacks some of its parts in the table. SETTINGS_INVALID for a sharding that is not the model's;
+            MODULE_NOT_SERVED as `joining.check_point`.
         Refused: SHAPE_MISMATCH naming the fused linear whose parts do not add up to it.
-        ValueError: a name in `stacked` or `targets` that fits nothing.
+        ValueError: a name in `stacked`, `targets` or `reduced` that fits nothing.
     """
-    sites = list(_all_sites(model, base, stacked))
+    held = held_base(base, sharding)
+    sites = list(_all_sites(model, held, stacked))
     if not sites:
         raise error(
             Code.BASE_TABLE_INVALID, base.id, "the model has none of the linears of this base's module table",
             "Make the table from this very model: BaseSpec.from_module(model, id=…, revision=…).",
         )  # fmt: skip
-    check_table(model, base, {part.path for site in sites for part in site.slices})
-    sites = list(_unshared(sites))
+    check_table(model, held, {part.path for site in sites for part in site.slices})
+    for site in sites:
+        check_placement(site, base, sharding)
+    sites = list(_sharded(_unshared(sites), sharding, reduced))
     if targets is None:
-        return tuple(site for site in sites if not _is_head(site.path, model))
-    return tuple(_targeted(sites, tuple(targets)))
+        wanted = [site for site in sites if not _is_head(site.path, model)]
+    else:
+        wanted = list(_targeted(sites, tuple(targets)))
+    for site in wanted:
+        check_point(site)
+    return tuple(wanted)
 
 
 def _all_sites(model: nn.Module, base: BaseSpec, stacked: Mapping[str, Sequence[str]]) -> Iterator[Site]:
@@ -144,6 +162,19 @@ def _unshared(sites: list[Site]) -> Iterator[Site]:
     for site in sites:
         uses[id(site.module)] = uses.get(id(site.module), 0) + 1
     return (site for site in sites if uses[id(site.module)] == 1)
+
+
+def _sharded(sites: Iterable[Site], sharding: Sharding, reduced: Mapping[str, Reduce]) -> Iterator[Site]:
+    """With what the ranks share."""
+    unused = set(reduced)
+    for site in sites:
+        rules = [sharding.rule(part.path) for part in site.slices]
+        name = next((name for name in reduced if _names(name, site.path)), None)
+        unused.discard(name or "")
+        axis = next((rule.axis for rule in rules if rule is not None), None)
+        yield replace(site, axis=axis, reduce=reduced[name] if name and axis == "row" else None)
+    if unused:
+        raise ValueError(f"reduced names no linear of the model: {', '.join(sorted(unused))}")
 
 
 def _is_head(path: str, model: nn.Module) -> bool:

@@ -1,15 +1,18 @@
-"""From leases and row counts to segments: what one step has to do, decided before the model runs.
+"""From leases and row counts to a plan: what one step has to do, decided before the model runs.
 
-A step's rows are the flattened leading dimensions of every wrapped layer's input, in order. A segment
-is a run of rows that share one composition; neighbours with equal compositions are merged, because the
-reference works segment by segment: a scheduler that sorts its rows by lease gets fewer, larger products.
-Nothing of a plan lives on the device, so making one never waits for it (I13).
+A step's rows are the flattened leading dimensions of every wrapped layer's input, in order. Nothing of a plan
+lives on the device, so making one never waits for it (I13).
+
+Kernels read compositions entry by entry (`shares`, `device_plan`). The reference and receipts read segments, which
+are made when the first of them asks: a segment is a run of rows that share one composition; neighbours with equal
+compositions are merged, so a scheduler that sorts its rows by lease gets fewer, larger products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from adapterd.loader.errors import Code, error
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from adapterd.loader.identity import VersionKey
     from adapterd.loader.layout import Layout
     from adapterd.loader.manifest import Manifest
+    from adapterd.loader.sharding import Sharding
 
 
 class ResidentLike(Protocol):
@@ -41,8 +45,15 @@ class ResidentLike(Protocol):
     def pages(self) -> tuple[int, ...]: ...
 
 
+Composition = tuple[tuple[ResidentLike, float], ...]
+"""(resident, weight) in order; empty for the base."""
+
+
 class LeaseLike(Protocol):
-    """One user's hold. `composition` is normalised (ARCHITECTURE, Vocabulary), empty for the base, known once ready."""
+    """One user's hold. `composition` is normalised (ARCHITECTURE, Vocabulary), empty for the base, known once ready.
+
+    The same tuple as in the step before says that nothing has changed, and costs least.
+    """
 
     @property
     def composition(self) -> Sequence[tuple[ResidentLike, float]]: ...
@@ -59,7 +70,8 @@ L_contra = TypeVar("L_contra", contravariant=True)
 
 
 class CacheSizes(Protocol):
-    """What the kernels' tables are sized by: slots, bytes of a page, and the packed dtype or `auto`."""
+    """What the kernels' tables are sized by: slots, bytes of a page, and the packed dtype or `auto`. And which part
+    of each adapter is there."""
 
     @property
     def max_residents(self) -> int: ...
@@ -67,12 +79,14 @@ class CacheSizes(Protocol):
     def page_bytes(self) -> int: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def sharding(self) -> Sharding: ...
 
 
 class ServingCache(Protocol[L_contra]):
     """The little that the engine needs of a cache. `L_contra` is a lease, or None for the base.
 
-    `config` and `device` are asked for only where kernels run.
+    `device` is asked for only where kernels run.
     """
 
     @property
@@ -126,36 +140,68 @@ class Segment:
 
     def same_composition(self, components: tuple[Component, ...]) -> bool:
         mine = self.components
-        if len(mine) != len(components) or (mine and mine[0].resident.slot != components[0].resident.slot):
-            return False
-        return all(a.identity == b.identity for a, b in zip(mine, components, strict=True))
+        return len(mine) == len(components) and all(
+            a.identity == b.identity for a, b in zip(mine, components, strict=True)
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """One step: `rows` rows, cut into segments without gaps, in order."""
+    """One step: what each of its entries gets, and how many rows it has, in order.
 
+    Attributes:
+        compositions: by entry.
+        lengths: rows, by entry.
+        rows: of the step.
+    """
+
+    compositions: tuple[Composition, ...]
+    lengths: tuple[int, ...]
     rows: int
-    segments: tuple[Segment, ...]
+
+    @property
+    def adapted(self) -> bool:
+        """Whether any row is not the base's."""
+        return any(self.compositions)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The rows without gaps, in order; adjacent equal compositions are one."""
+        found: list[Segment] = []
+        start = 0
+        for composition, rows in zip(self.compositions, self.lengths, strict=True):
+            components = tuple(Component(resident, float(weight)) for resident, weight in composition)
+            if found and found[-1].same_composition(components):
+                found[-1] = Segment(found[-1].start, found[-1].rows + rows, found[-1].components)
+            else:
+                found.append(Segment(start, rows, components))
+            start += rows
+        return tuple(found)
 
     def residents(self) -> Iterator[ResidentLike]:
         """Every version of the step, each slot once, in the order of first use."""
-        seen: set[int] = set()
-        for segment in self.segments:
-            for component in segment.components:
-                if component.resident.slot not in seen:
-                    seen.add(component.resident.slot)
-                    yield component.resident
+        return iter({r.slot: r for composition in self.compositions for r, _ in composition}.values())
 
 
-Rows = Sequence[tuple[LeaseLike | None, int]]
+LeaseT = TypeVar("LeaseT")
 
 
-def check_rows(rows_of: Sequence[tuple[object, int]]) -> None:
-    """Raises Failed (REQUEST_INVALID) for a step without entries, or an entry without a row."""
+def split_rows(rows_of: Sequence[tuple[LeaseT, int]]) -> tuple[tuple[LeaseT, ...], tuple[int, ...]]:
+    """(leases, rows) of a step's entries.
+
+    Raises:
+        Failed: REQUEST_INVALID for a step without entries, or an entry without a row.
+    """
     if not rows_of:
         raise error(Code.REQUEST_INVALID, "step", "a step needs at least one (lease, rows) entry")
-    for index, (_, rows) in enumerate(rows_of):
+    leases, lengths = zip(*rows_of, strict=True)
+    if set(map(type, lengths)) != {int} or min(lengths) < 1:
+        _check_each(lengths)
+    return leases, lengths
+
+
+def _check_each(lengths: Sequence[object]) -> None:
+    for index, rows in enumerate(lengths):
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
             raise error(
                 Code.REQUEST_INVALID, f"step[{index}].rows", f"{rows!r} is not a number of rows",
@@ -163,26 +209,22 @@ def check_rows(rows_of: Sequence[tuple[object, int]]) -> None:
             )  # fmt: skip
 
 
-def build_plan(rows_of: Rows) -> BatchPlan:
-    """Segments of checked entries whose leases are ready; adjacent equal compositions become one."""
-    segments: list[Segment] = []
-    known: dict[int, tuple[Component, ...]] = {}
-    start = 0
-    last: Segment | None = None
-    for lease, rows in rows_of:
-        components = known.get(id(lease))
-        if components is None:
-            components = known[id(lease)] = _components(lease)
-        if last is not None and (components is last.components or last.same_composition(components)):
-            last = segments[-1] = Segment(last.start, last.rows + rows, components)
-        else:
-            last = Segment(start, rows, components)
-            segments.append(last)
-        start += rows
-    return BatchPlan(start, tuple(segments))
+class Planner:
+    """Makes plans, and gives the last one again while the batch stands: a decoding batch does, for many steps.
 
+    It holds the last plan's compositions, so that an equal one cannot be another that came to the same address;
+    no lease, so that one that is dropped is found (I12). Not thread-safe: the engine's step lock guards it.
+    """
 
-def _components(lease: LeaseLike | None) -> tuple[Component, ...]:
-    if lease is None:
-        return ()
-    return tuple([Component(resident, float(weight)) for resident, weight in lease.composition])
+    def __init__(self) -> None:
+        self._standing = BatchPlan((), (), 0)
+
+    def plan(self, leases: Sequence[LeaseLike | None], lengths: tuple[int, ...]) -> BatchPlan:
+        """Of entries with which a step has begun: leases are ready, and their residents current (I13)."""
+        found = [() if lease is None else lease.composition for lease in leases]
+        if set(map(type, found)) != {tuple}:
+            found = [tuple(composition) for composition in found]
+        compositions, standing = tuple(found), self._standing
+        if compositions != standing.compositions or lengths != standing.lengths:
+            self._standing = BatchPlan(compositions, lengths, sum(lengths))  # type: ignore[arg-type]
+        return self._standing

@@ -41,8 +41,9 @@ class Receipt:
 
     Attributes:
         segments: every row of the step, in order.
-        kernel: what computed the deltas: `triton:rows`, `triton:tiles`, `reference:torch`, or `none` for a step of
-            base rows alone where kernels are.
+        kernel: what computed the deltas: `triton:rows`, `triton:tiles`, `triton:rows+tiles` where some layers ran in
+            the one and some in the other, `reference:torch`, or `none` for a step of base rows alone where kernels
+            are. Of a replayed graph, what it may have in it by its shape.
         fallback: whether the reference stood in for a kernel, for the whole step or for some of its rows.
         reasons: why it did, each once, sorted.
         batch_invariant: whether the step ran in batch-invariant mode (I18).

@@ -57,18 +57,30 @@ def delta(x_ri: Tensor, terms: Sequence[Term], *, dtype: torch.dtype, batch_inva
         dtype: of every product and sum, from `accumulate_dtype`.
         batch_invariant: multiply `TILE_ROWS` rows at a time.
     """
+    hs = shrink(x_ri, terms, dtype=dtype, batch_invariant=batch_invariant)
+    return expand(hs, terms, dtype=dtype, batch_invariant=batch_invariant)
+
+
+def shrink(x_ri: Tensor, terms: Sequence[Term], *, dtype: torch.dtype, batch_invariant: bool) -> list[Tensor]:
+    """factor · x Aᵀ of every term, [r, k] in `dtype`; arguments as of `delta`."""
     product = _tiled if batch_invariant else torch.matmul
     with ieee_matmul(x_ri.device.type):
         x_ri = x_ri.to(dtype)
-        total_ro = x_ri.new_zeros(x_ri.shape[0], terms[0].b[0].shape[1])
-        for term in terms:
-            h_rk = torch.cat([product(x_ri, a_ki.to(dtype).T) for a_ki in term.a], dim=1) * term.factor
+        return [torch.cat([product(x_ri, a_ki.to(dtype).T) for a_ki in t.a], dim=1) * t.factor for t in terms]
+
+
+def expand(hs: Sequence[Tensor], terms: Sequence[Term], *, dtype: torch.dtype, batch_invariant: bool) -> Tensor:
+    """Σ h B over the terms, [r, o] in `dtype`; `hs` as `shrink` gives them."""
+    product = _tiled if batch_invariant else torch.matmul
+    with ieee_matmul(hs[0].device.type):
+        total_ro = hs[0].new_zeros(hs[0].shape[0], terms[0].b[0].shape[1])
+        for h_rk, term in zip(hs, terms, strict=True):
             done = 0
             for b_ko in term.b:
                 part_rk = h_rk[:, done : done + b_ko.shape[0]]
                 total_ro = total_ro + product(part_rk, b_ko.to(dtype))
                 done += b_ko.shape[0]
-    return total_ro
+        return total_ro
 
 
 def _tiled(x_rm: Tensor, w_mn: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +11,16 @@ from torch import Tensor
 
 from adapterd.gpu_cache.engine.receipt import Receipt, segment_receipts
 from adapterd.gpu_cache.engine.reference import KERNEL, Term, accumulate_dtype, delta
+from adapterd.gpu_cache.engine.sharding.reduced import REASON, Part, Reduce, add_reduced
 from adapterd.loader.errors import Code, error
 
 if TYPE_CHECKING:
     from adapterd.gpu_cache.engine.fast_path import FastPath, Prepared
     from adapterd.gpu_cache.engine.layers import Site, Slice
     from adapterd.gpu_cache.engine.plan import BatchPlan, Segment
-    from adapterd.gpu_cache.engine.tables import ResidentTable
+    from adapterd.gpu_cache.engine.tables import Tables
+
+ACTIVATIONS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 class RunningStep:
@@ -28,7 +31,7 @@ class RunningStep:
 
     Args:
         plan: what each row gets.
-        tables: where the residents' blocks are, by slot.
+        tables: where the residents' blocks are.
         arena: the pages.
         batch_invariant: see `reference`.
         strict: refuse what would need the reference to stand in for a kernel (I19).
@@ -42,7 +45,7 @@ class RunningStep:
     def __init__(
         self,
         plan: BatchPlan,
-        tables: Mapping[int, ResidentTable],
+        tables: Tables,
         arena: Tensor,
         *,
         batch_invariant: bool,
@@ -50,20 +53,19 @@ class RunningStep:
         fast: tuple[FastPath, Prepared] | None = None,
         why_reference: str = "",
     ) -> None:
-        self._plan = plan
+        self._plan, self._adapted = plan, plan.adapted
         self._tables = tables
         self._arena = arena
         self._batch_invariant = batch_invariant
         self._strict, self._fast = strict, fast
         self._reasons: set[str] = set()
-        if self._tables and why_reference:
+        if self._adapted and why_reference:
             self._stand_in("step", why_reference)
         for reason in fast[1].reasons if fast else ():
             self._stand_in("step", reason)
         self._thread = threading.get_ident()
-        self._calls = 0
-        self._not_run: set[str] = set()
-        self._not_run.update(*{id(table.paths): table.paths for table in self._tables.values()}.values())
+        self._ran: list[Site] = []
+        self._regimes: set[str] = set()
 
     def apply(self, site: Site, x: Tensor, y: Tensor) -> Tensor:
         """The output of `site` for input `x` and base output `y`: y itself, adapted rows changed in place.
@@ -71,20 +73,22 @@ class RunningStep:
         Rows of the base are not touched, so they keep their bits (I18).
 
         Raises:
-            Failed: ROWS_MISMATCH naming the module (I24). Refused: SHAPE_MISMATCH.
+            Failed: ROWS_MISMATCH naming the module (I24). Refused: SHAPE_MISMATCH; DTYPE_UNSUPPORTED.
             Unavailable: DEVICE_ERROR if the layer runs on another device than the adapters.
             RuntimeError: called from another thread than the one that opened the step.
         """
         self._check(site, x, y)
-        self._calls += 1
+        self._ran.append(site)
         y_ro = y.reshape(-1, site.out_features)
         x_ri = x.reshape(-1, site.in_features)
-        self._not_run.difference_update(part.path for part in site.slices)
-        segments = self._plan.segments
-        if self._fast is not None and (self._tables or self._fast[1].view is not None):
+        segments: tuple[Segment, ...] = ()
+        if site.reduce is not None:
+            self._add_reduced(site, site.reduce, x_ri, y_ro)
+        elif self._fast is not None and (self._adapted or self._fast[1].view is not None):
             segments = self._run_kernels(site, x_ri, y_ro := y_ro.contiguous(), *self._fast)
-        elif self._tables:
+        elif self._adapted:
             _refuse_capture(site, y)
+            segments = self._plan.segments
         for part in site.slices:
             for segment in segments:
                 self._add(segment, part, x_ri, y_ro)
@@ -101,7 +105,7 @@ class RunningStep:
         if why:
             self._stand_in(site.path, why)
         elif prepared.view is not None:
-            fast.run(site, prepared.view, x_ri.contiguous(), y_ro)
+            self._regimes.add(fast.run(site, prepared.view, x_ri.contiguous(), y_ro))
         return remain
 
     def _stand_in(self, where: str, reason: str) -> None:
@@ -121,8 +125,26 @@ class RunningStep:
         # One addition in the accumulation dtype and one rounding to the layer's output dtype.
         y_ro[rows, columns] += delta(x_ri[rows], terms, dtype=dtype, batch_invariant=self._batch_invariant)
 
+    def _add_reduced(self, site: Site, reduce: Reduce, x_ri: Tensor, y_ro: Tensor) -> None:
+        """The layer's output is summed over the ranks already, its input is this rank's part."""
+        if not self._adapted:
+            return
+        _refuse_capture(site, y_ro)
+        self._stand_in(site.path, REASON)
+        every = (
+            Part(
+                slice(segment.start, segment.stop),
+                slice(part.offset, part.offset + part.width),
+                self._terms(segment, part),
+            )
+            for part in site.slices
+            for segment in self._plan.segments
+        )
+        parts = [part for part in every if part.terms]
+        add_reduced(parts, reduce, x_ri, y_ro, batch_invariant=self._batch_invariant)
+
     def _terms(self, segment: Segment, part: Slice) -> list[Term]:
-        found = (self._tables[c.resident.slot].term(part.path, c.weight, self._arena) for c in segment.components)
+        found = (self._tables.of(c.resident).term(part.path, c.weight, self._arena) for c in segment.components)
         return [term for term in found if term is not None]
 
     def _check(self, site: Site, x: Tensor, y: Tensor) -> None:
@@ -141,7 +163,13 @@ class RunningStep:
                     Code.SHAPE_MISMATCH, site.path, f"the {what} {tuple(tensor.shape)} is not {width} wide",
                     "The live module has other widths than it says; leave it out of `targets`.",
                 )  # fmt: skip
-            if self._tables and tensor.device != self._arena.device:
+            if self._adapted and tensor.dtype not in ACTIVATIONS:
+                raise error(
+                    Code.DTYPE_UNSUPPORTED, site.path,
+                    f"the layer's {what} is {tensor.dtype}: codes whose scale is not here",
+                    "Quantise activations inside of the layer, or leave it out of `targets`.",
+                )  # fmt: skip
+            if self._adapted and tensor.device != self._arena.device:
                 raise error(
                     Code.DEVICE_ERROR, site.path,
                     f"the layer's {what} is on {tensor.device}, the adapters are on {self._arena.device}",
@@ -154,8 +182,13 @@ class RunningStep:
             return KERNEL
         prepared = self._fast[1]
         if prepared.view is not None:
-            return f"triton:{prepared.view.shape.regime}"
+            return f"triton:{'+'.join(sorted(self._regimes)) or prepared.view.shape.regimes}"
         return KERNEL if prepared.reference else "none"
+
+    def _not_run(self) -> frozenset[str]:
+        ran = {part.path for site in self._ran for part in site.slices}
+        paths = {self._tables.of(resident).paths for resident in self._plan.residents()}
+        return frozenset().union(*paths) - ran
 
     def receipt(self) -> Receipt:
         """What has run so far."""
@@ -165,8 +198,8 @@ class RunningStep:
             fallback=bool(self._reasons),
             batch_invariant=self._batch_invariant,
             device=str(self._arena.device),
-            layer_calls=self._calls,
-            not_run=tuple(sorted(self._not_run)),
+            layer_calls=len(self._ran),
+            not_run=tuple(sorted(self._not_run())),
             reasons=tuple(sorted(self._reasons)),
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from adapterd.gpu_cache.engine.reference import Term
+from adapterd.loader.base_model import EXPERTS_PART
 from adapterd.loader.errors import Code, error
 from adapterd.loader.layout import Block, Matrix
 
@@ -102,9 +103,14 @@ class Tables:
         missing = [m.name for m in resident.manifest.modules if m.name not in self._served]
         if missing:
             more = f" and {len(missing) - 1} more modules" if len(missing) > 1 else ""
+            adapts = f"version sha256:{resident.key.digest} adapts this module{more}"
+            if EXPERTS_PART in missing[0].split("."):
+                raise error(
+                    Code.MODULE_NOT_SERVED, missing[0], f"{adapts}, and adapters of experts are not served",
+                    "Publish it without its modules of experts.",
+                )  # fmt: skip
             raise error(
-                Code.MODULE_NOT_SERVED, missing[0],
-                f"version sha256:{resident.key.digest} adapts this module{more}, not wrapped by the engine",
+                Code.MODULE_NOT_SERVED, missing[0], f"{adapts}, not wrapped by the engine",
                 "Name it in `targets`, name the linear that holds it in `stacked`, or publish without it.",
             )  # fmt: skip
 

@@ -6,17 +6,20 @@ it, from a loader thread or from the thread of the answers, which no load can ho
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.budgets import TenantBudget, queue_full
 from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
-from adapterd.gpu_cache.host.interface import Facts, Failure, HostUsage, Image, Settle, Slab
-from adapterd.gpu_cache.host.jobs import Answers, LoaderJobs
+from adapterd.gpu_cache.host.interface import Facts, Failure, HostUsage, Image, Progress, Settle, Slab
+from adapterd.gpu_cache.host.jobs import BROKEN, Answers, LoaderJobs
 from adapterd.gpu_cache.host.loading import Dtypes, Loader, Serving
+from adapterd.gpu_cache.host.meters import Meters
 from adapterd.gpu_cache.host.packing import Packer
 from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
 from adapterd.gpu_cache.host.records import EntryKey, Fetching, HostEntry, Request, Resolving, Verifying, claim_of
@@ -24,7 +27,8 @@ from adapterd.gpu_cache.host.resolving import is_pinned, missing, resolve_all
 from adapterd.gpu_cache.host.tier import HostTier
 from adapterd.gpu_cache.host.verification import Verifier
 from adapterd.loader.errors import Code, reject
-from adapterd.loader.identity import Ref, VersionKey
+from adapterd.loader.identity import BasePin, Ref, VersionKey
+from adapterd.loader.sharding import WHOLE, Sharding
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
@@ -38,7 +42,7 @@ class HostCache:
     """Host over a loader and a slab of this process; see `interface.Host`.
 
     Besides, it can serve several workers: `serving` says for which base model and dtype a request is, if not
-    for the host's own. Bytes are shared by requests for the same version, base and dtype.
+    for the host's own. Bytes are shared by requests for the same version, base, dtype and part (`Sharding`).
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class HostCache:
         pool: LoaderPool,
         answers: LoaderPool | None = None,
         dtype: Dtypes = "auto",
+        sharding: Sharding = WHOLE,
         tenants: Mapping[str, TenantBudget] = NO_BUDGETS,
         default_budget: TenantBudget = TenantBudget(),  # noqa: B008 - frozen
         policy: Policy | None = None,
@@ -67,15 +72,16 @@ class HostCache:
         Raises:
             Failed: SETTINGS_INVALID when the guarantees exceed the slab.
         """
-        self._serving, self._loader, self._keep = Serving(base, dtype), loader, keep_host
+        self._serving, self._loader, self._keep = Serving(base, dtype, sharding), loader, keep_host
         self._lock = Lock()
         self._tenants, self._default = tenants, default_budget
         self._tier = HostTier(slab, tenants, default_budget, policy or LeastRecentlyUsed())
         self._pool, self._desk = pool, answers or FairPool(1, {}, None, name="answers")
         self._answers = Answers()
         self._jobs = LoaderJobs(pool, self._lock, self._answers)
-        self._verifier = Verifier(loader, self._jobs, clock, self)
-        self._packer = Packer(self._tier, self._jobs, self._answers, clock, self)
+        self._meters = Meters()
+        self._verifier = Verifier(loader, self._jobs, self._meters, clock, self)
+        self._packer = Packer(self._tier, self._jobs, self._answers, self._meters, clock, self)
         self._entries: dict[EntryKey, HostEntry] = {}
         self._requests: dict[int, Request] = {}
         self._count = self._tick = 0
@@ -157,15 +163,21 @@ class HostCache:
             self._hand_over()
 
     def rebase(self, base: BaseSpec) -> None:
+        old, self._serving = self._serving.base.pin, replace(self._serving, base=base)
+        self.forget_base(old)
+
+    def forget_base(self, base: BasePin) -> None:
+        """Drops all that was verified for that base, as `forget`: nobody serves it any more."""
         with self._lock:
-            old = self._serving.base.pin
-            self._serving = Serving(base, self._serving.dtype)
-            self._forget([entry for entry in self._entries.values() if entry.key.base == old])
+            self._forget([entry for entry in self._entries.values() if entry.key.base == base])
             self._hand_over()
 
     def usage(self) -> HostUsage:
         with self._lock:
             return self._tier.usage()
+
+    def loading(self) -> Mapping[VersionKey, Progress]:
+        return self._meters.rows()
 
     def close(self, timeout: float) -> None:
         with self._lock:
@@ -193,10 +205,22 @@ class HostCache:
     def refused(self, request: Request, failure: Failure) -> None:
         self._refuse(request, failure)
 
+    def broken(self, entry: HostEntry) -> None:
+        """Who waits is told first. What is in disorder is found no more, so the next request begins anew."""
+        waiting = [request for request in entry.users.values() if request.waits]
+        for request in waiting:
+            self._answers.add(request, BROKEN)
+        if self._entries.get(_key(entry)) is entry:
+            self._tier.forget(entry)
+            del self._entries[_key(entry)]
+        for request in waiting:
+            self._drop(request)
+
     def tidy(self, entry: HostEntry) -> None:
         """Gives back what an entry holds for nobody."""
         idle = entry.idle
-        if entry.filled and not entry.holders and (entry.forgotten or (idle and not self._keep)):
+        unread = entry.pages is not None and not entry.filling and not entry.holders
+        if unread and (entry.forgotten or (idle and not self._keep)):
             self._tier.drop(entry)
         if idle and entry.pages is None and self._entries.get(_key(entry)) is entry:
             del self._entries[_key(entry)]
@@ -209,9 +233,10 @@ class HostCache:
 
     def _entry(self, resolved: Resolved, tenant: str, serving: Serving) -> HostEntry:
         key = VersionKey(tenant, serving.base.pin, resolved.version_digest)
-        found = self._entries.get((key, serving.dtype))
+        at = (key, serving.dtype, serving.sharding.digest)
+        found = self._entries.get(at)
         if found is None:
-            found = self._entries[key, serving.dtype] = HostEntry(key, serving)
+            found = self._entries[at] = HostEntry(key, serving)
         self._tick += 1
         found.last_used = self._tick
         return found
@@ -236,7 +261,8 @@ class HostCache:
         for ref in request.asked:
             if ref.tenant != request.tenant or not is_pinned(ref):
                 return None
-            entry = self._entries.get((VersionKey(ref.tenant, serving.base.pin, ref.digest or ""), serving.dtype))
+            key = VersionKey(ref.tenant, serving.base.pin, ref.digest or "")
+            entry = self._entries.get((key, serving.dtype, serving.sharding.digest))
             claims = entry.verified.values() if entry is not None and entry.filled else ()
             known = next((each.resolved for each in claims if each.resolved.adapter == ref.name), None)
             if known is None:
@@ -246,7 +272,8 @@ class HostCache:
 
     def _look_up(self, request: Resolving) -> None:
         work = partial(resolve_all, self._loader, request.asked, request.tenant, lambda: request.waits)
-        self._jobs.start(request.tenant, work, partial(self._resolved, request))
+        broken = partial(self._answers.add, request, BROKEN)
+        self._jobs.start(request.tenant, work, partial(self._resolved, request), broken)
 
     def _resolved(self, request: Resolving, outcome: tuple[Resolved, ...] | Failure) -> None:
         """An answered one holds nothing."""
@@ -296,9 +323,13 @@ class HostCache:
 
     def _hand_over(self) -> None:
         """The caller may hold locks that `settle` takes: another thread says what is known."""
-        if self._answers:
+        if not self._answers:
+            return
+        if self._closed:  # so is the desk
+            threading.Thread(target=self._answers.deliver, name="adapterd-last-answers", daemon=True).start()
+        else:
             self._desk.submit("", self._answers.deliver)
 
 
 def _key(entry: HostEntry) -> EntryKey:
-    return entry.key, entry.serving.dtype
+    return entry.key, entry.serving.dtype, entry.serving.sharding.digest

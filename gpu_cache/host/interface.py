@@ -101,6 +101,27 @@ class HostUsage:
     images: Mapping[VersionKey, int]
 
 
+class Stage(StrEnum):
+    """What a load that runs is at."""
+
+    VERIFY = "verify"  # files come from the source or the disk, are hashed and checked
+    PACK = "pack"  # into the slab
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a load is.
+
+    Attributes:
+        done: bytes, of the files while they are verified; what is packed is not counted before its end.
+        total: bytes; 0 as long as it is not known.
+    """
+
+    stage: Stage
+    done: int
+    total: int
+
+
 class Slab(Protocol):
     """One stretch of host memory, made of pages. Compared by identity."""
 
@@ -176,7 +197,7 @@ class Host(Protocol):
     def rebase(self, base: BaseSpec) -> None:
         """The base model was reloaded: from now on versions are verified against `base`, which may be an equal one.
 
-        Images for the old one are found no more, as with `forget`.
+        Images for the old one are found no more, as with `forget`, unless other workers of this host serve it.
         """
         ...
 
@@ -184,8 +205,13 @@ class Host(Protocol):
         """Never asks anybody: in a client of a loader process it may be a little old."""
         ...
 
+    def loading(self) -> Mapping[VersionKey, Progress]:
+        """The loads that run, of whatever base. Never asks anybody either."""
+        ...
+
     def close(self, timeout: float) -> None:
-        """Fails what is pending (CACHE_CLOSED; `settle` comes in this thread), and waits for what runs.
+        """Fails what is pending (CACHE_CLOSED; `settle` comes in this thread), and waits for what runs. What is asked
+        afterwards fails alike.
 
         Args:
             timeout: seconds to wait at most. Idempotent.

@@ -74,17 +74,29 @@ class LoaderJobs:
     def __init__(self, pool: LoaderPool, lock: Lock, answers: Answers) -> None:
         self._pool, self._lock, self._answers = pool, lock, answers
 
-    def start(self, tenant: str, work: Callable[[], T], end: Callable[[T | Failure], None]) -> None:
-        """Queues `work`; `end` gets its result or Failure, with the lock held."""
-        self._pool.submit(tenant, partial(self._run, work, end))
+    def start(
+        self, tenant: str, work: Callable[[], T], end: Callable[[T | Failure], None], broken: Callable[[], None]
+    ) -> None:
+        """Queues `work`; `end` gets its result or Failure, with the lock held. If `end` breaks, which is our own
+        bug, `broken` fails who waits for it: nobody else would tell them."""
+        self._pool.submit(tenant, partial(self._run, work, end, broken))
 
-    def _run(self, work: Callable[[], T], end: Callable[[T | Failure], None]) -> None:
+    def _run(self, work: Callable[[], T], end: Callable[[T | Failure], None], broken: Callable[[], None]) -> None:
         outcome: T | Failure = BROKEN
         try:
             outcome = work()
         except AdapterdError as failure:
             outcome = Failure(failure.problems)
         finally:
-            with self._lock:
-                end(outcome)
-            self._answers.deliver()
+            try:
+                self._end(partial(end, outcome), broken)
+            finally:
+                self._answers.deliver()
+
+    def _end(self, end: Callable[[], None], broken: Callable[[], None]) -> None:
+        with self._lock:
+            try:
+                end()
+            except BaseException:
+                broken()
+                raise

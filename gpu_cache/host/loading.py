@@ -18,6 +18,7 @@ from adapterd.loader.identity import Ref
 from adapterd.loader.image import Memory
 from adapterd.loader.layout import Dtype, Layout, plan_layout
 from adapterd.loader.manifest import Manifest
+from adapterd.loader.sharding import WHOLE, Sharding
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
@@ -71,10 +72,23 @@ Dtypes = Literal["auto", "F32", "F16", "BF16"]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What versions are verified and packed for: the base model, and the dtype of the packed form."""
+    """What versions are verified and packed for: the base model, the dtype of the packed form, a rank's part of it."""
 
     base: BaseSpec
     dtype: Dtypes = "auto"
+    sharding: Sharding = WHOLE
+
+
+class Told(Protocol):
+    """Who wants to know how far a load is. Called often, in the thread that loads."""
+
+    def add(self, nbytes: int) -> None:
+        """So many more were fetched or hashed."""
+        ...
+
+    def expect(self, nbytes: int) -> None:
+        """So many are to come, from the first one on."""
+        ...
 
 
 class Loader(Protocol):
@@ -90,8 +104,9 @@ class Loader(Protocol):
         """Which version the REF means now. NotFound if it is unknown."""
         ...
 
-    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
-        """The version, verified and on the local disk. Raises Failed (LEASE_CANCELLED) once `cancelled()`."""
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled, told: Told) -> Prepared:
+        """The version, verified and on the local disk; `told` is told how far that is. Raises Failed (LEASE_CANCELLED)
+        once `cancelled()`."""
         ...
 
 
@@ -115,14 +130,18 @@ class StoreLoader:
     def resolve(self, ref: Ref, tenant: str) -> Resolved:
         return self._source.resolve(ref, tenant)
 
-    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
-        def progress(*_: object) -> None:
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled, told: Told) -> Prepared:
+        def progress(nbytes: int) -> None:
+            told.add(nbytes)
             if cancelled():
                 raise error(Code.LEASE_CANCELLED, str(resolved.ref), "nobody waits for it any more")
 
-        progress()
-        stored = self._store.ensure(resolved, self._source, serving.base, progress=progress, recheck=self._recheck)
-        layout = plan_layout(stored.manifest, packed_dtype(serving.dtype, stored.manifest), self._page_bytes)
+        progress(0)
+        stored = self._store.ensure(
+            resolved, self._source, serving.base, progress=progress, expect=told.expect, recheck=self._recheck
+        )
+        dtype = packed_dtype(serving.dtype, stored.manifest)
+        layout = plan_layout(stored.manifest, dtype, self._page_bytes, serving.sharding)
         return StoredImage(self._store, stored, layout)
 
 

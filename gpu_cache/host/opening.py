@@ -51,6 +51,7 @@ def open_host(
             loader=loader,
             pool=FairPool.of(config.loader_threads, config.tenants, config.default_budget),
             dtype=config.dtype,
+            sharding=config.sharding,
             tenants=config.tenants,
             default_budget=config.default_budget,
             policy=policy,

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from adapterd.gpu_cache.host.interface import Failure, Image, Origin
+from adapterd.gpu_cache.host.interface import Failure, Image, Origin, Stage
 from adapterd.gpu_cache.host.jobs import Answers, LoaderJobs
 from adapterd.gpu_cache.host.loading import Fill
+from adapterd.gpu_cache.host.meters import Meters
 from adapterd.gpu_cache.host.records import Fetching, HostEntry
 from adapterd.gpu_cache.host.tier import HostTier
 from adapterd.gpu_cache.lines import Lines
@@ -31,6 +32,10 @@ class PackerOwner(Protocol):
         """From the start, with what is not verified any more."""
         ...
 
+    def broken(self, entry: HostEntry) -> None:
+        """Its books are in disorder."""
+        ...
+
     def tidy(self, entry: HostEntry) -> None: ...
 
 
@@ -42,10 +47,12 @@ class Packer:
         tier: HostTier,
         jobs: LoaderJobs,
         answers: Answers,
+        meters: Meters,
         clock: Callable[[], float],
         owner: PackerOwner,
     ) -> None:
-        self._tier, self._jobs, self._answers, self._clock, self._owner = tier, jobs, answers, clock, owner
+        self._tier, self._jobs, self._answers, self._meters = tier, jobs, answers, meters
+        self._clock, self._owner = clock, owner
         self._lines: Lines[Fetching] = Lines()
 
     def line_up(self, request: Fetching) -> None:
@@ -88,11 +95,12 @@ class Packer:
     def _grant_others(self, entry: HostEntry) -> None:
         """Who waited for these pages only needs no memory now."""
         for other in list(entry.users.values()):
-            if isinstance(other, Fetching) and other.in_line and all(e.pages is not None for e in other.entries):
+            if not isinstance(other, Fetching) or other.unverified:
+                continue
+            if all(e.pages is not None for e in other.entries):
                 self._grant(other)
 
     def _grant(self, request: Fetching) -> None:
-        request.granted = True
         self._lines.remove(request)
         for entry in request.entries:
             entry.holders[request.number] = request
@@ -121,11 +129,15 @@ class Packer:
             if not entry.holders:
                 return None  # nobody waits for it any more
             began = self._clock()
-            fill = prepared.fill(self._tier.memory(pages))
+            meter = self._meters.begin(entry.key, Stage.PACK, prepared.layout.nbytes)
+            try:
+                fill = prepared.fill(self._tier.memory(pages))
+            finally:
+                self._meters.end(meter)
             return fill, self._clock() - began
 
         entry.filling = True
-        self._jobs.start(entry.key.tenant, work, partial(self._filled, entry))
+        self._jobs.start(entry.key.tenant, work, partial(self._filled, entry), partial(self._owner.broken, entry))
 
     def _filled(self, entry: HostEntry, outcome: Packed | Failure | None) -> None:
         if outcome is None and entry.holders:  # given up, and wanted again
@@ -148,7 +160,7 @@ class Packer:
             entry.seconds["verify"] = first
         entry.origin = Origin.DISK if first is None and fill.origin is Origin.SOURCE else fill.origin
         if fill.keep is not None:  # behind the loads that wait
-            self._jobs.start(entry.key.tenant, fill.keep, lambda _: None)
+            self._jobs.start(entry.key.tenant, fill.keep, lambda _: None, lambda: None)
         entry.verify_seconds = None
         self._tier.fill(entry)
         for request in list(entry.holders.values()):
@@ -161,14 +173,14 @@ class Packer:
         """
         gone = failure.problems[0].code is Code.STORAGE_UNAVAILABLE
         self._tier.drop(entry)
-        entry.prepared, entry.verify_seconds = None, None
+        entry.prepared = None
         entry.verified.clear()
         for request in list(entry.users.values()):
-            if not (isinstance(request, Fetching) and request.waits):
+            if not isinstance(request, Fetching):
                 continue
             if gone and not request.again:
                 self.leave(request)
-                request.granted, request.again = False, True
+                request.again = True
                 self._owner.begin(request)
             else:
                 self._owner.refused(request, failure)

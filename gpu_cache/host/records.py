@@ -59,7 +59,6 @@ class Fetching(Request):
         wanted: what each was asked for as.
         unverified: claims that are still being verified.
         packed_for: entries whose bytes were not in the slab when they were asked for.
-        granted: it holds memory for all its entries.
         again: it was begun a second time, because verified files had gone from the disk.
     """
 
@@ -68,13 +67,7 @@ class Fetching(Request):
     wanted: tuple[Resolved, ...]
     unverified: int = 0
     packed_for: set[HostEntry] = field(default_factory=set)
-    granted: bool = False
     again: bool = False
-
-    @property
-    def in_line(self) -> bool:
-        """It waits for memory only."""
-        return self.waits and not self.granted and not self.unverified
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +98,7 @@ class Verified:
     publisher: str | None = None
 
 
-EntryKey = tuple[VersionKey, Dtypes]
+EntryKey = tuple[VersionKey, Dtypes, str]
 
 
 @dataclass(eq=False, slots=True)
@@ -150,5 +143,5 @@ class HostEntry:
 
     @property
     def idle(self) -> bool:
-        """Nobody wants it, and nothing is at it."""
-        return not (self.users or self.checks or self.filling)
+        """Nobody wants it, and it is not being verified."""
+        return not (self.users or self.checks)

@@ -77,7 +77,7 @@ class HostTier:
         """Counts what is held though forgotten, but does not name it. Serving waits for who has the host's lock: so
         nothing is counted here."""
         size, images = self.slab.page_bytes, self._images.copy()
-        return HostUsage({t: n * size for t, n in self.budget.used.items() if n}, self.budget.free * size, images)
+        return HostUsage({t: n * size for t, n in self.budget.used.items()}, self.budget.free * size, images)
 
     def memory(self, pages: Sequence[int]) -> Memory:
         """The bytes of `pages`. Needs no lock: they are the caller's own."""

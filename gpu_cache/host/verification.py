@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from adapterd.gpu_cache.host.interface import Failure
+from adapterd.gpu_cache.host.interface import Failure, Stage
 from adapterd.gpu_cache.host.jobs import LoaderJobs
 from adapterd.gpu_cache.host.loading import Loader, Prepared
+from adapterd.gpu_cache.host.meters import Meters
 from adapterd.gpu_cache.host.records import Check, Fetching, HostEntry, Request, Verified, Verifying, claim_of
 from adapterd.loader.errors import Code, error
 
@@ -25,14 +26,26 @@ class VerifierOwner(Protocol):
 
     def refused(self, request: Verifying | Fetching, failure: Failure) -> None: ...
 
+    def broken(self, entry: HostEntry) -> None:
+        """Its books are in disorder."""
+        ...
+
     def tidy(self, entry: HostEntry) -> None: ...
 
 
 class Verifier:
     """Methods need the host's lock, but for the jobs' work."""
 
-    def __init__(self, loader: Loader, jobs: LoaderJobs, clock: Callable[[], float], owner: VerifierOwner) -> None:
-        self._loader, self._jobs, self._clock, self._owner = loader, jobs, clock, owner
+    def __init__(
+        self,
+        loader: Loader,
+        jobs: LoaderJobs,
+        meters: Meters,
+        clock: Callable[[], float],
+        owner: VerifierOwner,
+    ) -> None:
+        self._loader, self._jobs, self._meters = loader, jobs, meters
+        self._clock, self._owner = clock, owner
 
     def ask(self, entry: HostEntry, resolved: Resolved, request: Verifying | Fetching) -> bool:
         """Whether the claim is known to hold by what is trusted now. If not, `verified` or `refused` follows."""
@@ -48,7 +61,7 @@ class Verifier:
 
     def knows(self, entry: HostEntry, resolved: Resolved) -> bool:
         known = entry.verified.get(claim_of(resolved))
-        return entry.prepared is not None and known is not None and known.trust_changes == self._loader.trust_changes
+        return known is not None and known.trust_changes == self._loader.trust_changes
 
     def withdraw(self, entry: HostEntry, request: Request) -> None:
         """The request waits for nothing of this entry any more."""
@@ -60,10 +73,15 @@ class Verifier:
             if check.cancelled():
                 raise error(Code.LEASE_CANCELLED, str(check.resolved.ref), "nobody waits for it any more")
             began = self._clock()
-            prepared = self._loader.prepare(check.resolved, entry.serving, check.cancelled)
+            meter = self._meters.begin(entry.key, Stage.VERIFY)
+            try:
+                prepared = self._loader.prepare(check.resolved, entry.serving, check.cancelled, meter)
+            finally:
+                self._meters.end(meter)
             return prepared, self._clock() - began
 
-        self._jobs.start(entry.key.tenant, work, partial(self._ended, entry, check, self._loader.trust_changes))
+        end = partial(self._ended, entry, check, self._loader.trust_changes)
+        self._jobs.start(entry.key.tenant, work, end, partial(self._owner.broken, entry))
 
     def _ended(self, entry: HostEntry, check: Check, before: int, outcome: tuple[Prepared, float] | Failure) -> None:
         """Who asked after trust had changed is not served by what was found before: for those it starts anew."""

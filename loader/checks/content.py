@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 
 import numpy as np
 
-from adapterd.loader.checks.crew import Crew
 from adapterd.loader.checks.findings import several
 from adapterd.loader.checks.pairs import Pair
-from adapterd.loader.effect import Effect, NotFinite, Zero, measure, not_finite
+from adapterd.loader.effect import Effect, Measured, NotFinite, Zero, not_finite
 from adapterd.loader.errors import Code, Problem, reject, warn
 from adapterd.loader.formats.files import FileReader, Package, file_entries
 from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import FileEntry
-from adapterd.loader.scaling import Effective
 
 HALF_LARGEST = float(np.finfo(np.float16).max)
 """65504: values above do not survive a cast to the narrowest dtype that adapters are served in."""
@@ -72,19 +69,8 @@ class Content:
     problems: tuple[Problem, ...]
 
 
-Measured = Effect | NotFinite
-
-
-def start_measuring(
-    crew: Crew, reader: FileReader, pairs: Sequence[Pair], scalings: Mapping[str, Effective]
-) -> Iterator[Measured]:
-    """Have every value of every pair read; the results come in the order of `pairs`."""
-    started = [crew.call(partial(measure, reader, p.a, p.b, scalings[p.module].scaling)) for p in pairs]
-    return (wait() for wait in started)
-
-
 def judge_content(reader: FileReader, pairs: Sequence[Pair], measured: Iterable[Measured]) -> Content:
-    """What the values of `pairs` say."""
+    """What the values of `pairs` say, from what was `measured` of each."""
     effects: dict[str, Effect] = {}
     broken: list[NotFinite] = []
     for pair, found in zip(pairs, measured, strict=True):

@@ -26,6 +26,7 @@ class Crew:
     def __init__(self, nbytes: int) -> None:
         threads = min(MAX_THREADS, _processors())
         alone = threads == 1 or nbytes < WORTH_A_THREAD
+        self.threads = 1 if alone else threads
         self._pool = None if alone else ThreadPoolExecutor(threads, thread_name_prefix="adapterd-examine")
 
     def call(self, work: Callable[[], T]) -> Callable[[], T]:
@@ -34,6 +35,14 @@ class Crew:
             return work  # when it is asked for, so that a refusal before saves it
         future: Future[T] = self._pool.submit(work)
         return future.result
+
+    def together(self, work: Callable[[], None]) -> None:
+        """`work` on every thread at once, or here where there is none; returns when all have returned.
+
+        Raises what one of them raised.
+        """
+        for wait in [self.call(work) for _ in range(self.threads)]:
+            wait()
 
     def __enter__(self) -> Self:
         return self

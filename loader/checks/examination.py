@@ -10,6 +10,7 @@ speak about what is not there. The same input gives the same problems and the sa
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +19,18 @@ from typing import Any
 
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks.base_name import base_problems
-from adapterd.loader.checks.content import hash_problems, judge_content, start_measuring
+from adapterd.loader.checks.content import hash_problems, judge_content
 from adapterd.loader.checks.coverage import coverage_problems
 from adapterd.loader.checks.crew import Crew
 from adapterd.loader.checks.findings import Findings, Verdict
 from adapterd.loader.checks.fit import shape_problems
 from adapterd.loader.checks.naming import Naming, bind, naming_problems
+from adapterd.loader.checks.one_pass import OnePass
 from adapterd.loader.checks.pairs import Pair, pair_up
+from adapterd.loader.effect import Measured, Source, measure
 from adapterd.loader.errors import AdapterdError, Code, NotFound, Problem, Refused, reject
 from adapterd.loader.formats.archives import open_package
-from adapterd.loader.formats.files import FileReader, Package, file_entries, read_all
+from adapterd.loader.formats.files import FileReader, Package, file_entries, order, read_all
 from adapterd.loader.formats.library_check import agree_with_library
 from adapterd.loader.formats.package import judge_package
 from adapterd.loader.formats.peft_config import PeftConfig, parse_config
@@ -82,6 +85,24 @@ def examine(
     return findings.verdict(manifest)
 
 
+def examine_headers(
+    package: Package, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, allow: frozenset[Code] = frozenset()
+) -> tuple[tuple[ModuleEntry, ...] | None, tuple[Problem, ...]]:
+    """As `examine`, as far as sizes, config and the tensor file's header go: no byte of a tensor is read or hashed.
+
+    Returns:
+        The modules, sorted by name, without norms; None if something rejects. And all problems.
+    """
+    findings = Findings(allow)
+    try:
+        found = _Examination(package, base, limits, findings).structure()
+    except AdapterdError as refusal:
+        findings.add(*refusal.problems)
+        found = None
+    problems = findings.verdict(None).problems
+    return (None if found is None else found.modules({})), problems
+
+
 def examine_path(path: Path, base: BaseSpec, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Verdict:
     """`examine` of a folder or an archive; `options` are those of `examine`.
 
@@ -109,6 +130,12 @@ class _Structure:
     pairs: tuple[Pair, ...]
     naming: Naming
     scalings: Mapping[str, Effective]
+
+    def modules(self, norms: Mapping[str, float]) -> tuple[ModuleEntry, ...]:
+        """Under the base's own names, and sorted by these."""
+        path = self.naming.path
+        entries = (_entry(p, path(p.module), self.scalings[p.module], norms.get(p.module)) for p in self.pairs)
+        return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,28 +199,46 @@ class _Examination:
         values: bool,
     ) -> Manifest | None:
         """Hashes beside values, judged one after the other; the manifest if all holds."""
+        known = None if files is None else _given(files, found.stored)
+        entries, measured = self._read(found, known, progress) if values else (self._hashed(found, known, progress), ())
+        self.findings.add(*hash_problems(self.package, entries, declared))
+        if self.findings.rejected:
+            return None
         norms: Mapping[str, float] = {}
-        with Crew(found.weights.size if values else 0) as crew:
-            hashing = crew.call(lambda: self._entries(found.stored, files, progress))
-            measured = start_measuring(crew, found.weights, found.pairs, found.scalings) if values else None
-            entries = hashing()
-            self.findings.add(*hash_problems(self.package, entries, declared))
-            if self.findings.rejected:
-                return None
-            if measured is not None:
-                content = judge_content(found.weights, found.pairs, measured)
-                self.findings.add(*content.problems)
-                norms = content.norms
-        path = found.naming.path
-        modules = [_entry(p, path(p.module), found.scalings[p.module], norms.get(p.module)) for p in found.pairs]
-        modules.sort(key=lambda entry: entry.name)
+        if values:
+            content = judge_content(found.weights, found.pairs, measured)
+            self.findings.add(*content.problems)
+            norms = content.norms
         content_files = tuple(f for f in entries if f.path != SIGNATURE_FILE)
-        return Manifest(self.base.pin, tuple(modules), content_files, found.naming.name)
+        return Manifest(self.base.pin, found.modules(norms), content_files, found.naming.name)
 
-    def _entries(
-        self, stored: tuple[str, ...], files: tuple[FileEntry, ...] | None, progress: Progress | None
+    def _hashed(
+        self, found: _Structure, known: tuple[FileEntry, ...] | None, progress: Progress | None
     ) -> tuple[FileEntry, ...]:
-        return file_entries(self.package, stored, progress) if files is None else _given(files, stored)
+        return file_entries(self.package, found.stored, progress) if known is None else known
+
+    def _read(
+        self, found: _Structure, known: tuple[FileEntry, ...] | None, progress: Progress | None
+    ) -> tuple[tuple[FileEntry, ...], tuple[Measured, ...]]:
+        """Entries of the files, and what each pair does: the tensor file's digest and values come from one pass."""
+        digest = hashlib.sha256()
+
+        def take(data: memoryview) -> None:
+            digest.update(data)
+            if progress is not None:
+                progress(len(data))
+
+        def measured(source: Source, pair: Pair) -> Measured:
+            return measure(source, pair.a, pair.b, found.scalings[pair.module].scaling)
+
+        one_pass = OnePass(found.weights, found.pairs, measured, take if known is None else None)
+        with Crew(found.weights.size) as crew:
+            crew.together(one_pass.work)
+        if known is None:
+            others = file_entries(self.package, (n for n in found.stored if n != WEIGHTS_FILE), progress)
+            weights = FileEntry(WEIGHTS_FILE, digest.hexdigest(), found.weights.size)
+            known = tuple(sorted((weights, *others), key=lambda entry: order(entry.path)))
+        return known, one_pass.results()
 
 
 def _given(files: Iterable[FileEntry], stored: Sequence[str]) -> tuple[FileEntry, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
 
-from adapterd.loader.base_model import EXPERTS_PART, BaseModule, BaseSpec, ModuleKind, stack_path
+from adapterd.loader.base_model import EXPERTS_PART, ROUTER_PARTS, BaseModule, BaseSpec, ModuleKind, stack_path
 from adapterd.loader.checks.findings import several
 from adapterd.loader.checks.pairs import Pair
 from adapterd.loader.errors import Code, Problem, reject, warn
@@ -24,7 +24,15 @@ NEAR_CANDIDATES = 64
 NEAR_SHOWN = 3
 
 _OTHER_BASE = "Upload it for the base it was trained on: another size of the model has other widths."
+_DENSE = "Train it on attention, shared experts and dense layers alone: leave experts and routers out of its targets."
 _ONE_STATE = "A and B are of two trainings, or the file was put together by hand: save the adapter again."
+
+PACKED_DTYPES = frozenset({"I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0", "F4"})
+"""Of safetensors, that adapters in INT8 or FP8 would have: codes, of which scales make values."""
+_UNPACK = (
+    "Adapters in INT8 and FP8 are not served: a cast would lose their scales. Multiply these in, and save the factors "
+    "as BF16 or F16."
+)
 
 SERVED = (ModuleKind.LINEAR, ModuleKind.CONV1D)
 
@@ -58,9 +66,8 @@ def _module_problem(
 ) -> Problem | None:
     module = base.module(pair.module)
     where = shown(pair.module)
-    if stack := _stack_of(pair.module, base):
-        message = f"is inside the experts {stack}; adapters of experts are not served"
-        return reject(Code.UNSUPPORTED_FEATURE, where, message)
+    if of_experts := _of_experts(pair.module, base):
+        return reject(Code.UNSUPPORTED_FEATURE, where, of_experts, _DENSE)
     if module is None:
         return reject(Code.UNKNOWN_MODULE, where, f"the base {shown(base.id)} has no such module")
     if module.kind not in SERVED:
@@ -107,6 +114,17 @@ def _stack_of(path: str, base: BaseSpec) -> str:
     stack = stack_path(".".join(parts[: parts.index(EXPERTS_PART) + 1]))
     found = base.module(stack)
     return stack if found is not None and found.kind is ModuleKind.EXPERTS else ""
+
+
+def _of_experts(path: str, base: BaseSpec) -> str:
+    """Why nothing is served there: it is inside of a stack of experts, or their router; else empty."""
+    if stack := _stack_of(path, base):
+        return f"is inside the experts {stack}; adapters of experts are not served"
+    parent, _, last = path.rpartition(".")
+    router = last in ROUTER_PARTS and base.module(path) is None
+    if router and (stack := _stack_of(f"{parent}.{EXPERTS_PART}", base)):
+        return f"is the router of the experts {stack}; adapters of routers are not served"
+    return ""
 
 
 def _near_hint(pair: Pair, base: BaseSpec) -> str:
@@ -195,7 +213,8 @@ def _dtype_problems(pairs: Iterable[Pair]) -> Iterator[Problem]:
     for dtype, tensor in first.items():
         if dtype not in DTYPES:
             message = f"is {dtype}; adapters are stored as {', '.join(DTYPES)}"
-            yield reject(Code.DTYPE_UNSUPPORTED, shown(tensor.name), message, "Cast it and save it again.")
+            hint = _UNPACK if dtype in PACKED_DTYPES else "Cast it and save it again."
+            yield reject(Code.DTYPE_UNSUPPORTED, shown(tensor.name), message, hint)
     if len(first) > 1:
         message = f"the file mixes {', '.join(sorted(first))}; each tensor is taken as it is stored"
         yield warn(Code.DTYPE_MIXED, WEIGHTS_FILE, message)

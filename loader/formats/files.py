@@ -27,6 +27,7 @@ from adapterd.loader.formats.readers import (
     file_entries,
     order,
     read_all,
+    read_into,
     special,
     unreadable,
 )
@@ -35,7 +36,7 @@ from adapterd.loader.limits import Limits
 
 __all__ = [
     "BytesReader", "DescriptorReader", "DirectoryPackage", "FileReader", "Package", "blocks", "file_entries",
-    "read_all",
+    "order", "read_all", "read_into",
 ]  # fmt: skip
 
 # A package is flat; folders are listed only to say what is wrong with them.

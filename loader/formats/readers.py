@@ -6,11 +6,14 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from adapterd.loader.errors import AdapterdError, Code, Problem, Refused, error, reject
 from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import FileEntry
+
+T = TypeVar("T")
 
 HASH_BLOCK_BYTES = 1 << 20
 AGAIN = "Did the file change while it was read? Run the command again on a complete copy."
@@ -72,10 +75,21 @@ class DescriptorReader:
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """As `read_at`, into memory of the caller's: fresh memory for every large read costs as much as the read."""
+        while target:
+            got = self._checked(partial(os.preadv, self._descriptor, [target], offset))
+            if not got:
+                raise error(Code.ST_TRUNCATED, shown(self._name), f"ends {len(target)} bytes too early", AGAIN)
+            offset, target = offset + got, target[got:]
+
     def _read(self, offset: int, length: int) -> bytes:
+        return self._checked(partial(os.pread, self._descriptor, length, offset))
+
+    def _checked(self, read: Callable[[], T]) -> T:
         """What was written into the file since it was opened is never mixed with what was read before."""
         try:
-            part = os.pread(self._descriptor, length, offset)
+            part = read()
             found = os.fstat(self._descriptor)
         except OSError as failure:
             raise unreadable(self._name, failure) from None
@@ -109,6 +123,14 @@ class BytesReader:
 def read_all(reader: FileReader) -> bytes:
     """The whole file; for small ones, whose size the caller has checked."""
     return reader.read_at(0, reader.size)
+
+
+def read_into(reader: FileReader, offset: int, target: memoryview) -> None:
+    """Fill `target` from `offset` on. Raises what `read_at` raises."""
+    if isinstance(reader, DescriptorReader):
+        reader.read_into(offset, target)
+    else:
+        target[:] = reader.read_at(offset, len(target))
 
 
 def blocks(reader: FileReader, size: int = HASH_BLOCK_BYTES) -> Iterator[bytes]:

@@ -33,7 +33,13 @@ _VERSION = _ADAPTERS + "/{adapter}/versions/{version}"
 def routes(context: Context) -> APIRouter:
     """`/v1/tenants/{t}/adapters` down to the bytes of a version."""
     router = APIRouter(tags=["adapters"])
-    adapters, versions, blobs = context.adapters, context.versions, context.blobs
+    for add in (_add_adapters, _add_versions, _add_files, _add_moves):
+        add(router, context)
+    return router
+
+
+def _add_adapters(router: APIRouter, context: Context) -> None:
+    adapters = context.adapters
 
     @router.get(_ADAPTERS)
     def listed(
@@ -50,6 +56,10 @@ def routes(context: Context) -> APIRouter:
         """One adapter."""
         caller.require(tenant, Scope.ADAPTERS_READ, adapter)
         return reply(adapter_json(adapters.get(tenant, adapter)))
+
+
+def _add_versions(router: APIRouter, context: Context) -> None:
+    versions = context.versions
 
     @router.get(_ADAPTERS + "/{adapter}/versions")
     def versions_listed(
@@ -73,6 +83,11 @@ def routes(context: Context) -> APIRouter:
         detail = versions.get(tenant, adapter, version)
         return reply(detail_json(detail), headers={"ETag": f'"{detail.info.version_digest}"'})
 
+
+def _add_files(router: APIRouter, context: Context) -> None:
+    """The bytes of a version, and who vouches for them."""
+    versions, blobs = context.versions, context.blobs
+
     @router.get(_VERSION + "/files/{path}")
     def file(
         *, request: Request, tenant: str, adapter: str, version: str, path: str, caller: CurrentCaller
@@ -95,6 +110,10 @@ def routes(context: Context) -> APIRouter:
         caller.require(tenant, Scope.ADAPTERS_READ, adapter)
         return Response(versions.statement(tenant, adapter, version), media_type=DSSE_TYPE)
 
+
+def _add_moves(router: APIRouter, context: Context) -> None:
+    """Out of service, and back."""
+
     @router.post(_VERSION + ":yank")
     def yank(tenant: str, adapter: str, version: str, caller: CurrentCaller) -> Response:
         """Serve it only to those who name its digest."""
@@ -109,8 +128,6 @@ def routes(context: Context) -> APIRouter:
     def release(tenant: str, adapter: str, version: str, caller: CurrentCaller) -> Response:
         """Serve it again."""
         return _moved(context, caller, (tenant, adapter, version), "release")
-
-    return router
 
 
 def _stored(context: Context, tenant: str, adapter: str, version: str, path: str) -> FileEntry:

@@ -15,7 +15,9 @@ import pytest
 
 from adapterd.gpu_cache import Place
 from adapterd.gpu_cache.daemon import Daemon
+from adapterd.gpu_cache.host.interface import Progress, Stage
 from adapterd.loader.errors import Code, error
+from adapterd.loader.identity import VersionKey
 from fakes.commands import INTERRUPTIBLE, Commands
 from fakes.served import PAGE, FakeServed, row
 
@@ -64,6 +66,18 @@ def test_the_status_as_an_object_and_as_ids(worker: Commands, cache: FakeServed)
     assert body["vram"] == {"total": 8 * PAGE, "free": 4 * PAGE}
     ids = worker.run("cache", "status", "-q").stdout.splitlines()
     assert ids == [f"{each.tenant}@sha256:{each.digest}" for each in cache.rows]
+
+
+def test_the_status_says_how_far_loads_are(worker: Commands, cache: FakeServed) -> None:
+    keys = [VersionKey("acme", cache.base.pin, digit * 64) for digit in "abc"]
+    stages = (Progress(Stage.VERIFY, 0, 0), Progress(Stage.VERIFY, PAGE, 4 * PAGE), Progress(Stage.PACK, 0, 3 * PAGE))
+    cache.under_way = dict(zip(keys, stages, strict=True))
+    shown = worker.run("cache", "status").stdout
+    assert re.search(r"acme +sha256:a{64} +verify +-", shown)
+    assert re.search(r"acme +sha256:b{64} +verify +1.0 MiB of 4.0 MiB", shown)
+    assert re.search(r"acme +sha256:c{64} +pack +3.0 MiB", shown)
+    loading = worker.json("cache", "status")["loading"]
+    assert loading[1] == {"tenant": "acme", "digest": "b" * 64, "stage": "verify", "done": PAGE, "total": 4 * PAGE}
 
 
 def test_each_command_asks_for_what_it_says(worker: Commands, cache: FakeServed) -> None:

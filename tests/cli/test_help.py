@@ -20,7 +20,15 @@ HEAVY = (
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["verify", "--help"], ["base", "add", "--help"], ["worker", "--help"], ["--version"]]
+    "words",
+    [
+        ["--help"],
+        ["verify", "--help"],
+        ["base", "add", "--help"],
+        ["worker", "--help"],
+        ["bench", "kernels", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = (

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from adapterd.gpu_cache import TenantBudget
-from adapterd.gpu_cache.host.interface import Facts, Failure, Host, Image, Origin
+from adapterd.gpu_cache.host.interface import Facts, Failure, Host, Image, Origin, Progress, Stage
 from adapterd.loader.errors import Code, Problem, reject
-from adapterd.loader.identity import Ref
+from adapterd.loader.identity import Ref, VersionKey
 from adapterd.loader.sources import Resolved
 from fakes.adapters import PAGE_BYTES, MemoryLoader, image_bytes, make_base
 from fakes.devices import Barrier
@@ -479,6 +481,72 @@ class HostContract:
         closing.join(SECONDS)
         assert not closing.is_alive()
         user.host.release(waiting[0].number)
+
+    def test_whatever_is_asked_after_the_end_fails_and_not_in_the_callers_thread(
+        self, loader: MemoryLoader, hosts: list[Host]
+    ) -> None:
+        """The caller may hold locks that `settle` takes."""
+        user = self.open(loader, hosts)
+        version = loader.publish("acme/a").resolved
+        user.host.close(SECONDS)
+        lock, told = threading.Lock(), list[threading.Thread]()
+
+        def settle(outcome: object) -> None:
+            with lock:
+                told.append(threading.current_thread())
+
+        with lock:
+            asked = [user.resolve("acme/a"), user.verify(version), user.fetch(version)]
+            user.host.resolve([version.ref], "acme", settle)
+        assert [each.problem().code for each in asked] == [Code.CACHE_CLOSED] * 3
+        self.ends(lambda: bool(told))
+        assert threading.current_thread() not in told
+        self.ends(lambda: not any(thread.is_alive() for thread in told))
+
+    def test_a_load_that_runs_says_how_far_it_is(self, loader: MemoryLoader, hosts: list[Host]) -> None:
+        user = self.open(loader, hosts)
+        version = loader.publish("acme/a", 3).resolved
+        verifying, packing = Barrier(), Barrier()
+        loader.barriers = {"prepare acme/a": verifying, "fill acme/a": packing}
+        asked = user.fetch(version)
+        verifying.await_arrival()
+        self.says(user, {version.key: Progress(Stage.VERIFY, PAGE_BYTES, 3 * PAGE_BYTES)})
+        verifying.open()
+        packing.await_arrival()
+        self.says(user, {version.key: Progress(Stage.PACK, 0, 3 * PAGE_BYTES)})
+        packing.open()
+        asked.answer()
+        self.says(user, {})
+
+    def test_a_load_that_fails_is_none_any_more(self, loader: MemoryLoader, hosts: list[Host]) -> None:
+        user = self.open(loader, hosts)
+        version = loader.publish("acme/a", 3).resolved
+        for where in ("prepare", "fill"):
+            barrier = Barrier()
+            loader.barriers = {f"{where} acme/a": barrier}
+            loader.failures = {f"{where} acme/a": reject(Code.HASH_MISMATCH, "source", "go away")}
+            asked = user.fetch(version)
+            barrier.await_arrival()
+            self.says(user, {version.key: None})
+            barrier.open()
+            asked.problem()
+            self.says(user, {})
+
+    def says(self, user: HostUser, wanted: Mapping[VersionKey, Progress | None]) -> None:
+        """`loading` comes to say that; None: whatever it says of the version."""
+
+        def holds() -> bool:
+            found = user.host.loading()
+            return found.keys() == wanted.keys() and all(how in {None, found[key]} for key, how in wanted.items())
+
+        self.ends(holds)
+
+    def ends(self, holds: Callable[[], bool]) -> None:
+        """Another thread, or the loader, makes it so, and tells nobody."""
+        end = time.monotonic() + SECONDS
+        while not holds():
+            assert time.monotonic() < end, "it never came to pass"
+            os.sched_yield()
 
     def test_settle_may_ask_again(self, loader: MemoryLoader, hosts: list[Host]) -> None:
         """No lock of the host's is held."""

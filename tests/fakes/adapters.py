@@ -16,7 +16,7 @@ import torch
 
 from adapterd.gpu_cache import Resident
 from adapterd.gpu_cache.host.interface import Origin
-from adapterd.gpu_cache.host.loading import Cancelled, Fill, Prepared, Serving
+from adapterd.gpu_cache.host.loading import Cancelled, Fill, Prepared, Serving, Told
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, Problem, error, error_from
 from adapterd.loader.identity import FileEntry, Ref
@@ -152,9 +152,11 @@ class MemoryLoader:
             return self.answers[digest]
         return replace(version.resolved, ref=replace(ref, digest=digest))
 
-    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled) -> Prepared:
+    def prepare(self, resolved: Resolved, serving: Serving, cancelled: Cancelled, told: Told) -> Prepared:
         name = (f"{resolved.tenant}/{resolved.adapter}", resolved.version_digest)
         version = self._versions[name]
+        told.expect(version.pages * PAGE_BYTES)
+        told.add(PAGE_BYTES)
         self.say("prepare", version)
         if cancelled():
             raise error(Code.LEASE_CANCELLED, str(resolved.ref), "nobody waits for it any more")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from adapterd.gpu_cache.budgets import TenantBudget
 from adapterd.gpu_cache.host.host_cache import HostCache
-from adapterd.gpu_cache.host.interface import HostUsage
 from adapterd.gpu_cache.host.loading import Loader
 from adapterd.gpu_cache.host.pool import FairPool
 from adapterd.gpu_cache.host.process.client import HostClient
@@ -74,7 +73,7 @@ class LoaderThread:
         self.host: HostCache | None = None
         house = House(self._host_for, SOURCE, self.trust, self._slab.nbytes, PAGE_BYTES, Bases())  # type: ignore[arg-type]
         self.server = LoaderServer(
-            self._listener.socket, house, self._slab.descriptor, self._usage,
+            self._listener.socket, house, self._slab.descriptor, lambda: self.host,
             starter=None, keep=True, clock=time.monotonic, usage_seconds=0.0,
         )  # fmt: skip
         self._thread = threading.Thread(target=self.server.run, name="fake-loader", daemon=True)
@@ -110,6 +109,3 @@ class LoaderThread:
             pool = FairPool(self._threads, {}, None)
             self.host = HostCache(self._slab.slab, base, loader=self._loader, pool=pool, **self._options)  # type: ignore[arg-type]
         return self.host
-
-    def _usage(self) -> HostUsage | None:
-        return None if self.host is None else self.host.usage()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from adapterd.gpu_cache import CacheConfig, CacheStatistics, LeaseState, Place, TenantBudget
-from adapterd.gpu_cache.host.interface import Origin
+from adapterd.gpu_cache.host.interface import Origin, Progress
 from adapterd.gpu_cache.records import Cause
 from adapterd.loader.errors import Code, Problem, error
-from adapterd.loader.identity import Ref, sha256_hex
+from adapterd.loader.identity import Ref, VersionKey, sha256_hex
 
 from .adapters import make_base
 
@@ -65,6 +65,7 @@ class FakeServed:
         self._tiers: dict[tuple[str, str], Place] = {}
         self._changes = 0
         self.loads = {Origin.HOST: 2, Origin.SOURCE: 1}
+        self.under_way: dict[VersionKey, Progress] = {}
 
     @property
     def drained(self) -> bool:
@@ -83,6 +84,9 @@ class FakeServed:
 
     def pump(self) -> None:
         self._note("pump")
+
+    def loading(self) -> dict[VersionKey, Progress]:
+        return self.under_way
 
     def statistics(self) -> CacheStatistics:
         self._note("statistics")

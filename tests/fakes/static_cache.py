@@ -20,6 +20,7 @@ from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import FileEntry, VersionKey, sha256_hex
 from adapterd.loader.layout import Dtype, plan_layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
+from adapterd.loader.sharding import WHOLE, Sharding
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -73,6 +74,7 @@ class StaticSizes:
     page_bytes: int
     dtype: str
     max_residents: int
+    sharding: Sharding = WHOLE
 
 
 class StaticCache:
@@ -87,10 +89,11 @@ class StaticCache:
         page_bytes: int = 4096,
         dtype: str = "auto",
         slots: int = 64,
+        sharding: Sharding = WHOLE,
     ) -> None:
         self.base, self.n_pages, self.page_bytes = base, n_pages, page_bytes
         self.device: Device = open_device(device)
-        self.config = StaticSizes(page_bytes, dtype, slots)
+        self.config = StaticSizes(page_bytes, dtype, slots, sharding)
         self.tickets: list[StaticTicket] = []
         nbytes = self.n_pages * self.page_bytes
         self.arena = torch.full((nbytes,), POISON, dtype=torch.uint8, device=device)
@@ -122,14 +125,18 @@ class StaticCache:
         return Adapter(modules, self._store(manifest, modules, dtype, tenant))
 
     def _store(self, manifest: Manifest, modules: Mapping[str, Factors], dtype: Dtype, tenant: str) -> Resident:
-        layout = plan_layout(manifest, dtype, self.page_bytes)
+        layout = plan_layout(manifest, dtype, self.page_bytes, self.config.sharding)
         pages = tuple(self._free.pop() for _ in range(layout.n_pages))
         slot = self._free_slots.pop(0)
         key = VersionKey(tenant, self.base.pin, manifest.version_digest)
         resident = Resident(key, slot, self._generations.setdefault(slot, 0), manifest, layout, pages)
         for block in layout.blocks:
             factors = modules[manifest.modules[block.module].name]
-            rows = factors.a if block.matrix == "a" else factors.b.T
+            module = manifest.modules[block.module]
+            cut = self.config.sharding.cut(module.name, module.in_features, module.out_features)
+            kept = cut.inputs if block.matrix == "a" else cut.outputs
+            whole = factors.a if block.matrix == "a" else factors.b.T
+            rows = torch.cat([whole[:, begin:end] for begin, end in kept], dim=1)
             data = rows[block.row : block.row + block.rows].contiguous().view(torch.uint8).flatten()
             begin = pages[block.page] * layout.page_bytes + block.offset
             self.arena[begin : begin + data.numel()] = data.to(self.arena.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from adapterd.cli.worker.forward import FlatModel
-from adapterd.cli.worker.forward import Rows as ModelRows
 from adapterd.cli.worker.loop import ServingLoop
 from adapterd.cli.worker.models import TINY_ID, TINY_REVISION, tiny_model
 from adapterd.cli.worker.prefix import PrefixCache
 from adapterd.cli.worker.requests import Ended, Event, Request, Token, Wish
+from adapterd.cli.worker.rows import StepRows
 from adapterd.cli.worker.tally import Progress
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
 from adapterd.gpu_cache.engine import LoRAEngine
@@ -44,9 +44,10 @@ class RecordingModel(FlatModel):
 
     last: tuple[tuple[int, Tensor], ...] = ()
 
-    def __call__(self, rows: Sequence[ModelRows]) -> Tensor:
-        logits = super().__call__(rows)
-        self.last = tuple((kv.length, row) for (_, kv), row in zip(rows, logits, strict=True))
+    def run(self, step: StepRows, launches: Hashable | None = None) -> Tensor:
+        logits = super().run(step, launches).clone()
+        rows = zip(step.sequences, logits.cpu(), strict=True)
+        self.last = tuple((kv.length, row) for (_, kv), row in rows)
         return logits
 
 
@@ -60,17 +61,20 @@ class WorkerWorld:
         wrap: Callable[[Source], Source] = lambda source: source,
         targets: Sequence[str] | None = None,
         vram: int = 8 * MIB,
+        device: str = "cpu",
+        flat: Mapping[str, Any] | None = None,
+        engine: type[LoRAEngine[Any]] = LoRAEngine,
         **loop: Any,
     ) -> None:
-        self.model = tiny_model()
+        self.model = tiny_model().to(device)
         self.plain = tiny_model()
         self.base = BaseSpec.from_module(self.model, id=TINY_ID, revision=TINY_REVISION)
         self.publisher = FolderPublisher(root / "published", self.base)
-        self.flat = RecordingModel(self.model)
+        self.flat = RecordingModel(self.model, **(flat or {}))
         self.prefix: PrefixCache = loop.pop("prefix", None) or PrefixCache(0)
-        self._stack, self._targets, self._loop_options = ExitStack(), targets, loop
+        self._stack, self._targets, self._engine, self._loop_options = ExitStack(), targets, engine, loop
         self.cache = AdapterCache(
-            CacheConfig(vram_bytes=vram, host_bytes=8 * MIB),
+            CacheConfig(device=device, vram_bytes=vram, host_bytes=8 * MIB),
             base=self.base, source=wrap(self.publisher.source), trust=self.publisher.trust,
         )  # fmt: skip
         self.events: dict[str, list[Event]] = defaultdict(list)
@@ -79,7 +83,7 @@ class WorkerWorld:
     def __enter__(self) -> Self:
         self._stack.callback(self.flat.close)
         self._stack.enter_context(self.cache)
-        self.engine = self._stack.enter_context(LoRAEngine(self.model, self.cache, targets=self._targets))
+        self.engine = self._stack.enter_context(self._engine(self.model, self.cache, targets=self._targets))
         self.loop = self._stack.enter_context(
             ServingLoop(self.flat, self.engine, self.cache, prefix=self.prefix, **self._loop_options)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
 from adapterd.gpu_cache.cpu_device import CpuDevice
+from adapterd.gpu_cache.host.interface import Progress, Stage
 from adapterd.loader.errors import AdapterdError, Code, Unavailable
 from fakes.adapters import PAGE_BYTES, MemoryLoader, wrong_pages
 from fakes.cache_world import host_over
@@ -43,6 +45,41 @@ def cache(loader: MemoryLoader, device: HeldDevice) -> Iterator[AdapterCache]:
 def run_a_step(cache: AdapterCache) -> None:
     with cache.begin_step([None, cache.acquire(None, tenant="acme")]):
         pass
+
+
+def test_a_lease_says_how_far_its_load_is(cache: AdapterCache, loader: MemoryLoader) -> None:
+    verifying, packing = Barrier(), Barrier()
+    loader.barriers = {"prepare acme/a": verifying, "fill acme/a": packing}
+    lease = cache.acquire([("acme/a", 1.0), ("acme/b", 1.0)], tenant="acme")
+    verifying.await_arrival()
+    until_loading(cache, 1)  # acme/b is verified
+    assert lease.progress == Progress(Stage.VERIFY, PAGE_BYTES, 2 * PAGE_BYTES)
+    assert set(cache.loading()) <= {component.key for component in lease.record.components or ()}
+    verifying.open()
+    packing.await_arrival()
+    until_loading(cache, 1)
+    assert lease.progress == Progress(Stage.PACK, 0, 2 * PAGE_BYTES)
+    packing.open()
+    assert lease.wait(20).progress is None
+    assert cache.acquire(None, tenant="acme").progress is None
+
+
+def test_loads_of_several_versions_are_summed(cache: AdapterCache, loader: MemoryLoader) -> None:
+    one, other = Barrier(), Barrier()
+    loader.barriers = {"prepare acme/a": one, "prepare acme/b": other}
+    lease = cache.acquire([("acme/a", 1.0), ("acme/b", 1.0)], tenant="acme")
+    one.await_arrival()
+    other.await_arrival()
+    assert lease.progress == Progress(Stage.VERIFY, 2 * PAGE_BYTES, 4 * PAGE_BYTES)
+    lease.release()
+    assert lease.progress is None
+    one.open()
+    other.open()
+
+
+def until_loading(cache: AdapterCache, loads: int) -> None:
+    while len(cache.loading()) != loads:
+        os.sched_yield()
 
 
 @pytest.mark.parametrize("where", ["resolve", "prepare", "fill"])

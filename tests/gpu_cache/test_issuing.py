@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 
 import torch
 
@@ -99,3 +102,37 @@ def test_while_one_thread_issues_the_others_go_on() -> None:
         assert lease.wait(20).ready
         assert wrong_pages(cache.arena, lease.composition[0][0]) == []
     device.close()
+
+
+def test_a_load_takes_as_many_calls_for_many_pages_as_for_few() -> None:
+    """From acquire until it is ready, on the serving thread: what grows with pages is no Python function."""
+    calls = {pages: _calls_of_a_steady_load(pages) for pages in (8, 64)}
+    assert calls[8] == calls[64] > 0
+
+
+def _calls_of_a_steady_load(pages: int) -> int:
+    with World(vram=64, host=64) as world:
+        world.loader.publish("acme/a", pages)
+        for _ in range(2):  # the second time the bytes are in host memory
+            calls = 0
+
+            def count(frame: FrameType, event: str, _: object) -> None:
+                nonlocal calls
+                calls += event == "call" and f"{os.sep}gpu_cache{os.sep}" in frame.f_code.co_filename
+
+            sys.setprofile(count)
+            try:
+                lease = world.acquire("acme/a")
+                world.pool.run_all()
+                world.cache.pump()
+            finally:
+                sys.setprofile(None)
+            world.device.drain()
+            world.cache.pump()
+            assert lease.ready
+            lease.release()
+            with world.cache._lock:
+                shelf = world.cache._stager.shelf
+                shelf.evict(next(iter(shelf.entries.values())))
+            world.device.drain()
+    return calls

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterd.gpu_cache.fences import OPEN, Fence
-from adapterd.gpu_cache.pages import PagePool, runs
+from adapterd.gpu_cache.pages import PagePool, halved, runs
 from contracts.pages import Mark, PagePoolMachine
 
 TestPagePool = PagePoolMachine.TestCase
@@ -53,3 +53,13 @@ def test_runs_copy_exactly_the_pairs_of_pages(pairs: list[tuple[int, int]]) -> N
 
 def test_neighbours_on_both_sides_are_one_run() -> None:
     assert runs([4, 5, 6, 9], [0, 1, 2, 3]) == [(4, 0, 3), (9, 3, 1)]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
+def test_halves_are_the_runs_of_the_first_pages_and_of_the_rest(lengths: list[int], data: st.DataObject) -> None:
+    """Each run one page away from the last: none could be joined to another."""
+    pages = [10 * i + page for i, length in enumerate(lengths) for page in range(length)]
+    cut = data.draw(st.integers(0, len(pages)))
+    first, rest = halved(runs(pages, pages), cut)
+    assert first == runs(pages[:cut], pages[:cut])
+    assert rest == runs(pages[cut:], pages[cut:])

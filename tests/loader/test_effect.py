@@ -89,10 +89,13 @@ def test_tiles_give_what_one_read_gives(word: str, agreement: float, monkeypatch
     reader, entry_a, entry_b = stored(a, b, (word, word))
     whole = measure(reader, entry_a, entry_b, 2.0)
     monkeypatch.setattr(effect, "TILE_VALUES", 60)
+    in_memory = measure(reader, entry_a, entry_b, 2.0)
+    monkeypatch.setattr(effect, "WHOLE_BYTES", 0)
     tiled_reader = stored(a, b, (word, word))[0]
     tiled = measure(tiled_reader, entry_a, entry_b, 2.0)
     assert isinstance(whole, Effect)
     assert isinstance(tiled, Effect)
+    assert tiled == in_memory
     assert tiled.norm == pytest.approx(whole.norm, rel=agreement)
     top = max(float(np.abs(m.astype(np.float64)).max()) for m in (a, b))
     assert tiled.largest >= top  # exact only where it comes near float16's end

@@ -12,6 +12,7 @@ import pytest
 from adapterd.loader.errors import Code, Untrusted
 from adapterd.loader.identity import WEIGHTS_FILE
 from adapterd.loader.layout import Dtype, Layout, plan_layout
+from adapterd.loader.sharding import WHOLE, Sharding
 from adapterd.loader.store import StoredVersion, VerifiedStore
 from adapterd.loader.store_folder import StoreFolder
 from adapterd.loader.store_key import StoreKey
@@ -30,11 +31,17 @@ class Worker:
     store: VerifiedStore
 
     def load(
-        self, text: str = "acme/finance", dtype: Dtype = "F32", page: int = PAGE, *, keep: bool = True
+        self,
+        text: str = "acme/finance",
+        dtype: Dtype = "F32",
+        page: int = PAGE,
+        *,
+        keep: bool = True,
+        sharding: Sharding = WHOLE,
     ) -> tuple[str, bytes, bool]:
         """Where the bytes came from, the bytes, and whether they were kept."""
         stored = self.world.ensure(text, self.store)
-        layout = plan_layout(stored.manifest, dtype, page)
+        layout = plan_layout(stored.manifest, dtype, page, sharding)
         out = bytearray(b"\xff" * layout.nbytes)
         filled = self.store.fill(stored, layout, memoryview(out))
         kept = keep and self.store.keep_packed(stored, layout, filled, memoryview(out))
@@ -55,6 +62,16 @@ def image(folder: Path) -> Path:
 
 def description(folder: Path) -> Path:
     return folder / f"F32-{PAGE}.json"
+
+
+def test_ranks_of_one_machine_keep_their_parts_beside_each_other(worker: Worker) -> None:
+    """Their tables are equal and their bytes are not: neither finds the other's, nor drops it."""
+    shards = [Sharding.of(rank, 2, column=["q_proj"], row=["o_proj", "down_proj"]) for rank in range(2)]
+    packed = [worker.load(sharding=sharding)[1] for sharding in shards]
+    assert packed[0] != packed[1] and len(packed[0]) == len(packed[1])
+    for sharding, wanted in zip(shards, packed, strict=True):
+        origin, found, _ = worker.load(sharding=sharding)
+        assert (origin, found) == ("packed", wanted)
 
 
 def test_the_second_load_reads_what_the_first_packed(worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""How often the bytes of a package are read: once for the hash and once for the values; and on how many threads."""
+"""How often the bytes of a package are read: once, for the hash and the values; and on how many threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CountingReader:
 
     def read_at(self, offset: int, length: int) -> bytes:
         self.read += length
-        if self._broken and offset > self.size // 2:
+        if self._broken and offset + length > self.size // 2 and offset > 8:
             raise error(Code.ST_TRUNCATED, WEIGHTS, "the disk says no")
         return self._inner.read_at(offset, length)
 
@@ -71,9 +71,9 @@ def times_read(folder: Path, **options: object) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_each_byte_is_read_twice_and_once_where_the_hash_is_known(tmp_path: Path, dtype: str) -> None:
+def test_each_byte_is_read_once_for_its_hash_and_its_value(tmp_path: Path, dtype: str) -> None:
     write_package(tmp_path, rank=32, dtype=dtype, modules=("q_proj", "o_proj", "up_proj"))
-    assert times_read(tmp_path) <= 2
+    assert times_read(tmp_path) <= 1
     with DirectoryPackage.open_dir(tmp_path, DEFAULT_LIMITS) as opened:
         verdict = examine(opened, tiny_llama_spec())
     assert verdict.manifest is not None
@@ -88,8 +88,8 @@ def test_factors_made_to_cancel_are_read_a_bounded_number_of_times(tmp_path: Pat
         tensors[f"{PREFIX}{path}.lora_A.weight"] = np.repeat(a[:1], 4, axis=0)
         tensors[f"{PREFIX}{path}.lora_B.weight"] = np.stack([b[:, 0], -b[:, 0], b[:, 1], -b[:, 1]], axis=1)
     write_package(tmp_path, rank=4, dtype="BF16", modules=("q_proj",), tensors=tensors)
-    # Hash, float32, float64, triangles.
-    assert times_read(tmp_path) <= 4
+    # For the hash, and float32, float64 and triangles from the same memory.
+    assert times_read(tmp_path) <= 1
 
 
 @pytest.mark.parametrize("nbytes", [0, WORTH_A_THREAD])

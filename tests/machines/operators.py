@@ -128,7 +128,10 @@ class Operators(RuleBasedStateMachine):
             on_it = [r for r in record.resolved if self.is_about(revocation, record.tenant, r.version_digest)]
             if not on_it or record.base != self.cache.base.pin:
                 continue
-            known = revocation.key_id is None or not record.queued  # the key is known once it is verified
+            used = {component.key.digest for component in record.components or ()}
+            # A key is known once the version is verified; what counts for nothing (weight 0) never is.
+            verified = not record.queued and any(r.version_digest in used for r in on_it)
+            known = revocation.key_id is None or verified
             assert user.lease.failed or not known
             if user.lease.failed:
                 self.is_refused(user.lease)

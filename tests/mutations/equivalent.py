@@ -142,6 +142,27 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "e.facts is not None",
         "the list holds only entries whose facts are known; it is for the type",
     ),
+    Equivalent(
+        "gpu_cache/host/host_cache.py",
+        "HostCache._known",
+        "without part 2",
+        'ref.digest or ""',
+        "a pinned REF has a digest; the last part is for the type only",
+    ),
+    Equivalent(
+        "gpu_cache/host/tier.py",
+        "HostTier.make_room",
+        "without part 2",
+        "e.pages or ()",
+        "what is filled has pages; the last part is for the type only",
+    ),
+    Equivalent(
+        "gpu_cache/host/packing.py",
+        "Packer._grant",
+        "drop",
+        "self._lines.remove(request)",
+        "one that has its memory needs none at its next attempt, and leaves the line then",
+    ),
 )
 
 

@@ -26,7 +26,6 @@ PACKAGE = ROOT / "gpu_cache"
 
 NOT_MUTATED = {
     "gpu_cache/engine/reference.py": "what other kernels are compared with; it knows neither leases nor pages",
-    "gpu_cache/engine/fast_path.py": "its kernels and their streams are on a GPU only; tests/gpu/ runs it",
     "gpu_cache/cuda_device.py": "runs on a GPU only; tests/gpu/ holds it against the contract of devices",
     "gpu_cache/cuda_driver.py": "as cuda_device.py",
     "gpu_cache/cuda_runtime.py": "as cuda_device.py",

@@ -1,12 +1,16 @@
-"""Launch configurations: what was measured as data, and a rule for the rest.
+"""Launch configurations: what they are, and the rule for shapes that no table has (`tuned`).
 
-All of it was found on one H200 (bf16, Llama-8B widths); the rule holds what its best configurations have in common.
+The rule holds what the best configurations on one H200 had in common, for bf16 and the linears of an 8B Llama. Where it
+goes beyond them it is a guess, which `adapterctl bench kernels --tune` replaces by a measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
+
+from adapterd.gpu_cache.engine.device_plan import Regime
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,53 +53,77 @@ class TilesConfig:
 
 
 Key = tuple[int, int, int, int, int]
-"""(in_features, out_features, slices, rank lanes a slice, rows)."""
+"""(in_features, out_features, slices, rank lanes a slice, rows); `launch.key_of` says which lanes."""
 
-MEASURED_TILES: Mapping[Key, TilesConfig] = {
-    (4096, 28672, 2, 64, 8192): TilesConfig(2, 64, 128, 4, 3, 128, 16, 4, 3),
-    (4096, 28672, 2, 16, 8192): TilesConfig(2, 32, 128, 4, 3, 128, 16, 4, 3),
-}
-MEASURED_ROWS: Mapping[Key, RowsConfig] = {}
-
+LANES_KEPT = 128
+"""Lanes of h that stay in registers; compositions of more rank read h again for every column tile."""
+ENOUGH_PROGRAMS = 256
+"""Of a kernel, so that a large card is full: about two for each of the 132 multiprocessors of an H200."""
 DEEP = 8192
 """From this in_features on, K is split further."""
 
 
-def rows_config(key: Key, item_bytes: int) -> RowsConfig:
-    """Args: item_bytes: of the wider of x and the adapter."""
-    if key in MEASURED_ROWS:
-        return MEASURED_ROWS[key]
-    k, _, _, rank, _ = key
-    deep = k > DEEP
-    split = 8 if deep else 4 if k >= 2048 else 1
-    few = rank <= 16
-    config = RowsConfig(split, 256 if deep else 1024, 8, 1024 if few else 512, 4 if few else 2)
-    if item_bytes > 2:
-        config = replace(config, block_k=min(config.block_k, 512), block_n=config.block_n // 2)
-    return replace(config, block_k=_block_k(k, split, config.block_k))
+class Configs(Protocol):
+    """Where a launcher's configurations come from. Any of them gives right results for any shape.
+
+    Args of both: item_bytes, of the wider of x and the adapter.
+    """
+
+    def rows(self, key: Key, item_bytes: int) -> RowsConfig: ...
+
+    def tiles(self, key: Key, item_bytes: int, *, batch_invariant: bool) -> TilesConfig:
+        """batch_invariant: neither the parts of K nor a step of it may depend on the number of rows."""
 
 
-def tiles_config(key: Key, item_bytes: int, *, batch_invariant: bool) -> TilesConfig:
-    """Args: batch_invariant: the parts of K must not depend on the number of rows."""
-    k, _, slices, rank, rows = key
-    if not batch_invariant and key in MEASURED_TILES:
-        return MEASURED_TILES[key]
-    lanes = max(16, min(64, 1 << (slices * rank - 1).bit_length()))
-    split = 4 if batch_invariant else 2 if rows >= 4096 else 8 if rows > 512 else 4
-    if k < 1024:
-        split = 1
-    if rows > 512:
-        config = TilesConfig(split, lanes, 128, 4, 3, 128, 8, 4 if rank <= 64 else 8, 3)
-    else:
-        config = TilesConfig(split, min(lanes, 32), 256 if rank <= 32 else 128, 4, 3, 128, 4, 4, 2)
-    if item_bytes > 2:
-        config = replace(config, lanes=min(config.lanes, 32), block_k=64, shrink_stages=2, block_n=64, expand_stages=2)
-    if batch_invariant:
-        config = replace(config, block_k=64)
-    return replace(config, block_k=_block_k(k, split, config.block_k))
+class Rule:
+    """Without a table."""
+
+    def rows(self, key: Key, item_bytes: int) -> RowsConfig:
+        k, _, _, rank, _ = key
+        deep = k > DEEP
+        split = 8 if deep else 4 if k >= 2048 else 1
+        few = rank <= 16
+        config = RowsConfig(split, 256 if deep else 1024, 8, 1024 if few else 512, 4 if few else 2)
+        if item_bytes > 2:
+            config = replace(config, block_k=min(config.block_k, 512), block_n=config.block_n // 2)
+        return replace(config, block_k=whole_blocks(k, split, config.block_k))
+
+    def tiles(self, key: Key, item_bytes: int, *, batch_invariant: bool) -> TilesConfig:
+        k, out_features, slices, rank, rows = key
+        lanes = max(16, min(64, 1 << (slices * rank - 1).bit_length()))
+        if rows > 512:
+            split = _split(key, lanes)
+            walk = _walk(rows, out_features, 128)
+            config = TilesConfig(split, lanes, 128, 4, 3, 128, walk, 4 if rank <= 64 else 8, 3)
+        else:
+            config = TilesConfig(4, min(lanes, 32), 256 if rank <= 32 else 128, 4, 3, 128, 4, 4, 2)
+        if item_bytes > 2:
+            config = replace(
+                config, lanes=min(config.lanes, 32), block_k=64, shrink_stages=2, block_n=64, expand_stages=2
+            )
+        if batch_invariant:
+            config = replace(config, split=4, block_k=64)
+        split = config.split if k >= 1024 else 1
+        return replace(config, split=split, block_k=whole_blocks(k, split, config.block_k))
 
 
-def _block_k(k: int, split: int, most: int) -> int:
+def _split(key: Key, lanes: int) -> int:
+    """The fewest parts, up to 8, for enough programs of `shrink`: `expand` reads each part's plane again a strip."""
+    _, _, slices, rank, rows = key
+    programs = -(-rows // tile_rows(rows)) * -(-slices * rank // lanes)
+    split = 1
+    while split < 8 and programs * split < ENOUGH_PROGRAMS:
+        split *= 2
+    return split
+
+
+def _walk(rows: int, out_features: int, block_n: int) -> int:
+    """The longest walk of 16, 8 and 4 for enough programs of `expand`: each sums h once."""
+    tiles = -(-rows // tile_rows(rows))
+    return next((walk for walk in (16, 8) if tiles * out_features >= ENOUGH_PROGRAMS * walk * block_n), 4)
+
+
+def whole_blocks(k: int, split: int, most: int) -> int:
     """The largest power of two up to `most` that divides a part of K; `most`, cut to K, if none from 32 does."""
     part = k // split if k % split == 0 else 0
     size = most
@@ -109,3 +137,35 @@ def _block_k(k: int, split: int, most: int) -> int:
 def tile_rows(rows: int) -> int:
     """Rows of a tile for a step of `rows` rows."""
     return 64 if rows > 512 else 16
+
+
+def one_stage(config: RowsConfig | TilesConfig, item_bytes: int, rows: int) -> Iterator[int]:
+    """Bytes of shared memory that a step of each kernel takes; a launcher has as many stages of it as find room.
+
+    Args:
+        rows: of a tile.
+    """
+    if isinstance(config, TilesConfig):
+        yield item_bytes * config.block_k * (config.lanes + rows)
+        yield item_bytes * config.block_n * (LANES_KEPT + rows)
+
+
+SAVED_BY_TILES, SAVED_BY_A_TILE = 14_000_000, 200_000
+"""Elements of adapters that a linear must save by tiles, and more for each tile, or rows one by one are faster.
+
+On one H200 (bf16) tiles cost 5.5 µs, and 0.08 µs for each of them; the L2 gave 2.5 elements a nanosecond.
+"""
+
+
+def regime_of(key: Key, groups: int) -> Regime:
+    """How a linear works on a step that has the lists of both regimes.
+
+    Rows one by one read an adapter again for each of its rows, from the L2; tiles read it once for a tile, and
+    cost sorting, masks and a second pass over h. So it is what is read again that decides.
+
+    Args:
+        groups: tiles of the step, at most; at least as many as compositions.
+    """
+    in_features, out_features, slices, rank, rows = key
+    saved = (rows - groups) * rank * (slices * in_features + out_features)
+    return Regime.TILES if saved > SAVED_BY_TILES + SAVED_BY_A_TILE * groups else Regime.ROWS

@@ -40,6 +40,19 @@ def _b_rows(
 
 
 @triton.jit
+def _h_of_row(at_h, plane, used, SPLIT: tl.constexpr):
+    """[lanes] fp32: the planes summed in order.
+
+    A plane holds anything where no rank row is: it is read all the same, since a mask would cut the loads to four
+    bytes, and put out in registers.
+    """
+    h = tl.load(at_h)
+    for p in tl.static_range(1, SPLIT):
+        h += tl.load(at_h + p * plane)
+    return tl.where(used, h, 0.0)
+
+
+@triton.jit
 def _row(
     y, arena, cells, planes, parts, row, first, blocks, start, piece, width, n, out, rows,
     N: tl.constexpr, ENTRIES: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -61,17 +74,13 @@ def _row(
         tl.extra.cuda.gdc_wait()
     at_h = planes + row.to(tl.int64) * WIDTH + piece * BLOCKS * ROWS + lane
     plane = rows.to(tl.int64) * WIDTH
-    h = tl.load(at_h, mask=used, other=0.0)
-    for p in tl.static_range(1, SPLIT):
-        h += tl.load(at_h + p * plane, mask=used, other=0.0)
+    h = _h_of_row(at_h, plane, used, SPLIT)
     d = tl.sum(b.to(tl.float32) * h[:, None], 0)
     if MORE:
         for block in range(LANES // ROWS, blocks, LANES // ROWS):
             off, used = _b_rows(cells, parts, first, start, block, blocks, piece, width, ENTRIES, ROWS, LANES, UNIT)
             b = tl.load(arena + off[:, None] + n[None, :], mask=used[:, None] & inside[None, :], other=0.0)
-            h = tl.load(at_h + block * ROWS, mask=used, other=0.0)
-            for p in tl.static_range(1, SPLIT):
-                h += tl.load(at_h + block * ROWS + p * plane, mask=used, other=0.0)
+            h = _h_of_row(at_h + block * ROWS, plane, used, SPLIT)
             d += tl.sum(b.to(tl.float32) * h[:, None], 0)
     total = (yv + d).to(y.dtype.element_ty)
     if EVEN:
@@ -119,6 +128,16 @@ def expand_rows(
 
 
 @triton.jit
+def _h(at_h, plane, own, used, SPLIT: tl.constexpr, WHOLE: tl.constexpr):
+    """[rows, lanes] fp32: as `_h_of_row`. `WHOLE`: every lane has a place in a plane."""
+    mask = own[:, None] if WHOLE else own[:, None] & used[None, :]
+    h = tl.load(at_h, mask=mask, other=0.0)
+    for p in tl.static_range(1, SPLIT):
+        h += tl.load(at_h + p * plane, mask=mask, other=0.0)
+    return tl.where(used[None, :], h, 0.0)
+
+
+@triton.jit
 def _tile(
     y, arena, cells, planes, order, parts, begin, count, first, blocks, start, piece, width, n0, out0, rows,
     N: tl.constexpr, ENTRIES: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -138,10 +157,7 @@ def _tile(
     plane = rows.to(tl.int64) * WIDTH
     if PDL:
         tl.extra.cuda.gdc_wait()
-    h = tl.load(at_h, mask=own[:, None] & used[None, :], other=0.0)
-    for p in tl.static_range(1, SPLIT):
-        h += tl.load(at_h + p * plane, mask=own[:, None] & used[None, :], other=0.0)
-    h = h.to(OPERAND)
+    h = _h(at_h, plane, own, used, SPLIT, LANES <= BLOCKS * ROWS).to(OPERAND)
     for i in tl.range(0, WALK, num_stages=STAGES):
         n = n0 + i * BLOCK_N + tl.arange(0, BLOCK_N)
         out = out0 + i * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -157,10 +173,7 @@ def _tile(
                 off_, used_ = _b_rows(
                     cells, parts, first, start, block, blocks, piece, width, ENTRIES, ROWS, LANES, UNIT
                 )
-                here = own[:, None] & used_[None, :]
-                h_ = tl.load(at_h + block * ROWS, mask=here, other=0.0)
-                for p in tl.static_range(1, SPLIT):
-                    h_ += tl.load(at_h + block * ROWS + p * plane, mask=here, other=0.0)
+                h_ = _h(at_h + block * ROWS, plane, own, used_, SPLIT, True)
                 b = tl.load(arena + off_[:, None] + n[None, :], mask=used_[:, None] & (n < width)[None, :], other=0.0)
                 d = tl.dot(h_.to(OPERAND), b.to(OPERAND), d, input_precision=PRECISION)
         total = (yv.to(tl.float32) + d).to(y.dtype.element_ty)

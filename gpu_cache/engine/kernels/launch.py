@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -13,18 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterd.gpu_cache.engine.device_plan import LaunchShape, PlanView, Regime
-from adapterd.gpu_cache.engine.kernels.configs import RowsConfig, TilesConfig, rows_config, tiles_config
+from adapterd.gpu_cache.engine.kernels.configs import LANES_KEPT, Configs, Key, regime_of
 from adapterd.gpu_cache.engine.kernels.expand import expand_rows, expand_tiles
+from adapterd.gpu_cache.engine.kernels.forms import Form, Linear
 from adapterd.gpu_cache.engine.kernels.shrink import shrink_rows, shrink_tiles
-
-if TYPE_CHECKING:
-    from adapterd.gpu_cache.engine.device_tables import DeviceTables
+from adapterd.gpu_cache.engine.kernels.tuned import configs_for
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 STRIPS = tuple(1 << bit for bit in range(4, 13))
 """Columns that a program of `expand` may have, 16 to 4096."""
-LANES_KEPT = 128
-"""Lanes of h that stay in registers; compositions of more rank read h again for every column tile."""
 _TRITON: Mapping[torch.dtype, Any] = {
     torch.float32: tl.float32,
     torch.float16: tl.float16,
@@ -33,57 +32,6 @@ _TRITON: Mapping[torch.dtype, Any] = {
 DTYPES = frozenset(_TRITON)
 LEAST_SHARED_MEMORY = 99 << 10
 """Bytes that a program may have on any card from sm_80 on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a linear's launches depend on; layers of one form share everything but addresses.
-
-    Attributes:
-        in_features, out_features: of the live layer.
-        slices: (first column, width) of each served module in it.
-        rows: rank rows of a block.
-    """
-
-    in_features: int
-    out_features: int
-    slices: tuple[tuple[int, int], ...]
-    rows: int
-
-    @property
-    def step(self) -> int:
-        """The largest power of two up to 16 that divides every offset and width: what columns are counted in."""
-        step = 16
-        while any(offset % step or width % step for offset, width in self.slices):
-            step //= 2
-        return step
-
-    def strips(self, columns: int) -> list[tuple[int, int, int, int]]:
-        """(slice, first column in it, first column of the output, width), the last three in `step`s."""
-        step = self.step
-        return [
-            (index, begin // step, (offset + begin) // step, width // step)
-            for index, (offset, width) in enumerate(self.slices)
-            for begin in range(0, width, columns)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """One live layer: its form, and where the cells of its slices begin."""
-
-    form: Form
-    a: Tensor
-    b: Tensor
-    scales: Tensor
-
-
-def linear_of(form: Form, tables: DeviceTables, matrix: int) -> Linear:
-    """The layer whose slices are the matrices from `matrix` on."""
-    shape = tables.shape
-    at = matrix * shape.entries
-    words = tables.cells.view(torch.float32)
-    return Linear(form, tables.cells[at:], tables.cells[shape.plane + at :], words[2 * (2 * shape.plane + at) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +56,11 @@ class Launcher:
         entries: cells a matrix.
         pdl: programmatic dependent launch; sm_90 and later.
         shared_memory: bytes that a program may have; None asks the device.
-        choose_rows, choose_tiles: where configurations come from.
+        tuning: a file with a tuning table, or where else configurations come from; by default the table that is
+            shipped for the device, if there is one, and the rule.
+
+    Raises:
+        Failed: SETTINGS_INVALID, the file is no tuning table. NotFound: PATH_NOT_FOUND.
     """
 
     def __init__(
@@ -121,14 +73,15 @@ class Launcher:
         batch_invariant: bool = False,
         pdl: bool = False,
         shared_memory: int | None = None,
-        choose_rows: Callable[..., RowsConfig] = rows_config,
-        choose_tiles: Callable[..., TilesConfig] = tiles_config,
+        tuning: Path | Configs | None = None,
     ) -> None:
         self._arena = arena[: arena.numel() // 16 * 16].view(adapter_dtype)
         self._entries, self._unit = entries, 16 // adapter_dtype.itemsize
         self._batch_invariant, self._pdl = batch_invariant, pdl and not INTERPRETED
-        self._shared_memory = _shared_memory(arena.device) if shared_memory is None else shared_memory
-        self._choose_rows, self._choose_tiles = choose_rows, choose_tiles
+        self._shared_memory = shared_memory_of(arena.device) if shared_memory is None else shared_memory
+        if tuning is None or isinstance(tuning, Path):
+            tuning = configs_for(_name(arena.device), tuning)
+        self.configs: Configs = tuning
         self._strips: dict[tuple[Form, int], Tensor] = {
             (form, columns): torch.tensor(form.strips(columns), dtype=torch.int32, device=arena.device)
             for form in dict.fromkeys(forms)
@@ -137,28 +90,88 @@ class Launcher:
         self._launches: dict[tuple[Form, LaunchShape, torch.dtype, torch.dtype], Launch] = {}
         self._planes = [torch.empty(0, dtype=torch.float32, device=arena.device)]
 
-    def run(self, linear: Linear, plan: PlanView, x: Tensor, y: Tensor) -> None:
-        """y [rows, out] += what the plan's adapters add for x [rows, in]; both contiguous, dtypes of `DTYPES`."""
+    def run(
+        self, linear: Linear, plan: PlanView, x: Tensor, y: Tensor, *, shrink: bool = True, expand: bool = True
+    ) -> None:
+        """y [rows, out] += what the plan's adapters add for x [rows, in]; both contiguous, dtypes of `DTYPES`.
+
+        Args:
+            shrink, expand: False leaves one of the kernels out, for who times the other.
+        """
+        plan = self.chosen(linear.form, plan)
         launch = self.launch_of(linear.form, plan.shape, x.dtype, y.dtype)
-        planes, rows = self._planes_of(launch.planes), plan.shape.rows
+        planes = self._planes_of(launch.planes)
         with self._on_device():
-            if plan.shape.regime is Regime.ROWS:
-                shrink_rows[launch.shrink_grid](
-                    x, self._arena, linear.a, linear.scales, planes, plan.items, plan.parts, plan.weights, rows,
-                    **launch.shrink,
-                )  # fmt: skip
-                expand_rows[launch.expand_grid](
-                    y, self._arena, linear.b, planes, plan.tiles, launch.strips, plan.parts, rows, **launch.expand
-                )
-            else:
-                shrink_tiles[launch.shrink_grid](
-                    x, self._arena, linear.a, linear.scales, planes, plan.order, plan.tiles, plan.parts,
-                    plan.weights, rows, **launch.shrink,
-                )  # fmt: skip
-                expand_tiles[launch.expand_grid](
-                    y, self._arena, linear.b, planes, plan.order, plan.tiles, launch.strips, plan.parts, rows,
-                    **launch.expand,
-                )  # fmt: skip
+            if shrink:
+                self._shrink(linear, plan, launch, x, planes)
+            if expand:
+                self._expand(linear, plan, launch, y, planes)
+
+    def _shrink(self, linear: Linear, plan: PlanView, launch: Launch, x: Tensor, planes: Tensor) -> None:
+        rows = plan.shape.rows
+        if plan.shape.regime is Regime.ROWS:
+            shrink_rows[launch.shrink_grid](
+                x, self._arena, linear.a, linear.scales, planes, plan.items, plan.parts, plan.weights, rows,
+                **launch.shrink,
+            )  # fmt: skip
+        else:
+            shrink_tiles[launch.shrink_grid](
+                x, self._arena, linear.a, linear.scales, planes, plan.order, plan.tiles, plan.parts, plan.weights,
+                rows, **launch.shrink,
+            )  # fmt: skip
+
+    def _expand(self, linear: Linear, plan: PlanView, launch: Launch, y: Tensor, planes: Tensor) -> None:
+        rows = plan.shape.rows
+        if plan.shape.regime is Regime.ROWS:
+            expand_rows[launch.expand_grid](
+                y, self._arena, linear.b, planes, plan.tiles, launch.strips, plan.parts, rows, **launch.expand
+            )
+        else:
+            expand_tiles[launch.expand_grid](
+                y, self._arena, linear.b, planes, plan.order, plan.tiles, launch.strips, plan.parts, rows,
+                **launch.expand,
+            )  # fmt: skip
+
+    def use(self, configs: Configs) -> None:
+        """Other configurations from now on. Graphs that were captured keep theirs."""
+        self.configs = configs
+        self._launches.clear()
+
+    def chosen(self, form: Form, plan: PlanView) -> PlanView:
+        """The lists of the regime that is the linear's, where a plan has both."""
+        tiled = plan.together
+        if tiled is None:
+            return plan
+        regime = regime_of(key_of(form, plan.shape), tiled.shape.groups)
+        return tiled if regime is Regime.TILES else plan
+
+    def warm_up(
+        self,
+        linears: Iterable[Linear],
+        plans: Iterable[PlanView],
+        dtypes: Iterable[tuple[torch.dtype, torch.dtype]],
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Compile and load the kernels of these linears, one of each form, for plans that are empty, by running them.
+
+        Plans that need the same kernels count once: it is bounded by forms, regimes, powers of two of the rank and
+        `dtypes`, whatever the numbers of rows are.
+
+        Args:
+            dtypes: (of x, of y).
+            progress: told (done, of how many) after each.
+        """
+        wanted: dict[object, tuple[Linear, PlanView, torch.dtype, torch.dtype]] = {}
+        for given, (x, y), linear in product(list(plans), list(dtypes), {one.form: one for one in linears}.values()):
+            plan = self.chosen(linear.form, given)
+            launch = self.launch_of(linear.form, plan.shape, x, y)
+            kernels = frozenset(launch.shrink.items()), frozenset(launch.expand.items())
+            wanted.setdefault((plan.shape.regime, x, y, *kernels), (linear, plan, x, y))
+        for done, (linear, plan, *pair) in enumerate(wanted.values(), 1):
+            nothing = [torch.empty(16, dtype=dtype, device=self._arena.device) for dtype in pair]  # nobody reads it
+            self.run(linear, plan, *nothing)
+            if progress is not None:
+                progress(done, len(wanted))
 
     def launch_of(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
         key = (form, shape, x, y)
@@ -174,7 +187,7 @@ class Launcher:
 
     def _rows_launch(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
         wide = max(x.itemsize, self._arena.dtype.itemsize)
-        config = self._choose_rows(_key(form, shape), wide)
+        config = self.configs.rows(key_of(form, shape), wide)
         part = _part(form.in_features, config.split, config.block_k)
         columns, even = _strip(form, config.block_n)
         shared = self._shared(form, shape, config.split)
@@ -194,7 +207,7 @@ class Launcher:
 
     def _tiles_launch(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
         wide = max(x.itemsize, self._arena.dtype.itemsize)
-        config = self._choose_tiles(_key(form, shape), wide, batch_invariant=self._batch_invariant)
+        config = self.configs.tiles(key_of(form, shape), wide, batch_invariant=self._batch_invariant)
         part = _part(form.in_features, config.split, config.block_k)
         shared = self._shared(form, shape, config.split)
         split = shared.pop("SPLIT")
@@ -275,15 +288,29 @@ class Launcher:
         return torch.cuda.device(device)
 
 
-def _shared_memory(device: torch.device) -> int:
+def _name(device: torch.device) -> str:
+    """Of the card, as tuning tables say it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def shared_memory_of(device: torch.device) -> int:
+    """Bytes that a program may have."""
     if device.type != "cuda":
         return LEAST_SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED_MEMORY))
 
 
-def _key(form: Form, shape: LaunchShape) -> tuple[int, int, int, int, int]:
-    return form.in_features, form.out_features, len(form.slices), shape.blocks * form.rows, shape.rows
+def key_of(form: Form, shape: LaunchShape) -> Key:
+    """What configurations are looked up by.
+
+    Tiles are as wide as the largest rank needs. Rows one by one are each as wide as their own rank, so where the
+    list of blocks is at most half as long as it would be for the largest alone, it is half of that.
+    """
+    blocks = shape.blocks
+    if shape.regime is Regime.ROWS and blocks > 2 and 2 * shape.items <= blocks * shape.rows:
+        blocks //= 2
+    return form.in_features, form.out_features, len(form.slices), blocks * form.rows, shape.rows
 
 
 def _part(k: int, split: int, block_k: int) -> int:

@@ -8,7 +8,7 @@ its program at once, so a grid may be longer than a step's work. Offsets count 1
 sees their alignment and reads 16 bytes at a time.
 
 Sums over K are split in `SPLIT` parts of fixed bounds, each in a plane of its own: no atomics, so the same bits
-from run to run. Lanes without a rank row are neither written here nor read by `expand`.
+from run to run. What stands in lanes without a rank row is nobody's: `expand` lets none of it through.
 """
 
 # Triton's own types are not Python's:
@@ -134,4 +134,4 @@ def shrink_tiles(
                 acc = tl.dot(xv.to(OPERAND), a.to(OPERAND).T, acc, input_precision=PRECISION)
             to = (planes + (part.to(tl.int64) * rows + row) * WIDTH)[:, None]
             to += ((piece * BLOCKS + block) * ROWS + inner)[None, :]
-            tl.store(to, acc * factor[None, :], mask=own[:, None] & used[None, :])
+            tl.store(to, acc * factor[None, :], mask=own[:, None] & live[None, :])  # whole blocks: wider stores

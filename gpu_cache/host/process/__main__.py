@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from adapterd.gpu_cache.host.host_cache import HostCache
-from adapterd.gpu_cache.host.interface import HostUsage
 from adapterd.gpu_cache.host.loading import StoreLoader
 from adapterd.gpu_cache.host.pool import FairPool
 from adapterd.gpu_cache.host.process.house import Bases, House
@@ -74,7 +73,7 @@ def _serve(
     cleanup.callback(hosts.close)
     house = House(hosts.host_for, settings.source.identity, watch, slab.nbytes, settings.page_bytes, Bases())
     server = LoaderServer(
-        listener.socket, house, slab.descriptor, hosts.usage, starter=starter, keep=keep, clock=time.monotonic
+        listener.socket, house, slab.descriptor, hosts.present, starter=starter, keep=keep, clock=time.monotonic
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.end())
@@ -106,8 +105,8 @@ class _Hosts:
             )
         return self._host
 
-    def usage(self) -> HostUsage | None:
-        return None if self._host is None else self._host.usage()
+    def present(self) -> HostCache | None:
+        return self._host
 
     def close(self) -> None:
         if self._host is not None:

@@ -60,6 +60,11 @@ class Books:
         with self._lock:
             return [pending.message for _, pending in sorted(self._pending.items())]
 
+    @property
+    def owed(self) -> bool:
+        """Whether anything is not answered."""
+        return bool(self._pending)
+
     def lost(self) -> list[Pending]:
         """A loader died: those that were lost too often, which are struck."""
         with self._lock:

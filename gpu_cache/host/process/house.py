@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,9 +22,22 @@ class Bases:
 
     def __init__(self) -> None:
         self._known: OrderedDict[BasePin, BaseSpec] = OrderedDict()
+        self._served: Counter[BasePin] = Counter()
 
     def get(self, pin: BasePin) -> BaseSpec | None:
         return self._known.get(pin)
+
+    def enter(self, pin: BasePin) -> None:
+        """One more worker serves it."""
+        self._served[pin] += 1
+
+    def leave(self, pin: BasePin) -> bool:
+        """One worker less; whether that was the last."""
+        self._served[pin] -= 1
+        if self._served[pin]:
+            return False
+        del self._served[pin]
+        return True
 
     def add(self, table: bytes) -> BaseSpec:
         """Raises Garbled."""

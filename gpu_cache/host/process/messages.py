@@ -9,10 +9,8 @@ letter, ends the connection.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import groupby
 from typing import Any, get_args, get_type_hints
 
 from adapterd.gpu_cache.host.interface import Origin
@@ -21,9 +19,10 @@ from adapterd.gpu_cache.host.process.frames import Frame, Garbled
 from adapterd.gpu_cache.host.process.values import Reader, plain, reader
 from adapterd.loader.errors import Problem
 from adapterd.loader.identity import BasePin, Ref, VersionKey
+from adapterd.loader.sharding import WHOLE, Sharding
 from adapterd.loader.sources.interface import Resolved
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 # --- a worker says
@@ -39,6 +38,7 @@ class Hello:
     page_bytes: int
     dtype: Dtypes
     base: BasePin
+    sharding: Sharding = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,11 @@ class Trusting:
     something else."""
 
     trust: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Is anybody there? The loader has owed an answer for a while."""
 
 
 # --- a loader says
@@ -151,19 +156,22 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One image. `runs` are (first page, pages) in the order of the packed form."""
+    """One image. So many of the `runs` of `Fetched` are its pages, in the order of the packed form."""
 
     key: VersionKey
     facts: int
-    runs: tuple[tuple[int, int], ...]
+    runs: int
     origin: Origin
     seconds: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
+    """`runs` are those of all images, one behind the other; see `page_runs`."""
+
     request: int
     images: tuple[Packed, ...]
+    runs: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,22 +194,24 @@ class Usage:
     body: bytes
 
 
-def runs_of(pages: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Pages as (first, how many); `pages_of` is the inverse."""
-    runs = []
-    for _, group in groupby(enumerate(pages), lambda pair: pair[1] - pair[0]):
-        run = [page for _, page in group]
-        runs.append((run[0], len(run)))
-    return tuple(runs)
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far the loads are that run; said from time to time, as long as there are any. See `facts`."""
+
+    body: bytes
 
 
-def pages_of(runs: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(page for first, pages in runs for page in range(first, first + pages))
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """To each `Ping`, at once, whatever the loads are at."""
 
 
 Request = Resolve | Verify | Fetch
-FromWorker = Hello | Table | Resolve | Verify | Fetch | Release | Forget | Rebase | Trusting
-FromLoader = Welcome | WantTable | Refusal | Known | ResolvedAll | Verified | Fetched | Failed | TrustChanged | Usage
+FromWorker = Hello | Table | Resolve | Verify | Fetch | Release | Forget | Rebase | Trusting | Ping
+FromLoader = (
+    Welcome | WantTable | Refusal | Known | ResolvedAll | Verified | Fetched | Failed | TrustChanged
+    | Usage | Loading | Pong
+)  # fmt: skip
 Message = FromWorker | FromLoader
 
 

@@ -70,6 +70,7 @@ def open_client(
             path,
             base=base,
             dtype=config.dtype,
+            sharding=config.sharding,
             page_bytes=config.page_bytes,
             source=told.identity,
             trust=WorkerTrust(trust, trust_file if own else None),

@@ -99,6 +99,15 @@ class Reach:
             )  # fmt: skip
         return link
 
+    def end_loader(self) -> bool:
+        """Ends the loader that does not answer, whoever else shares it. Whether it was started here, and was alive."""
+        loader, self._loader = self._loader, None
+        if loader is None:
+            return False
+        alive = loader.process.poll() is None
+        loader.close(0, shared=False)
+        return alive
+
     def bury(self, timeout: float) -> None:
         """Lets go of a loader that was started here. Idempotent."""
         loader, self._loader = self._loader, None

@@ -6,18 +6,20 @@ import logging
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from adapterd.gpu_cache.host.interface import HostUsage
+from adapterd.gpu_cache.host.host_cache import HostCache
+from adapterd.gpu_cache.host.interface import HostUsage, Progress
 from adapterd.gpu_cache.host.process.connection import Connection
-from adapterd.gpu_cache.host.process.facts import usage_to_bytes
+from adapterd.gpu_cache.host.process.facts import loading_to_bytes, usage_to_bytes
 from adapterd.gpu_cache.host.process.frames import Garbled
 from adapterd.gpu_cache.host.process.house import House
-from adapterd.gpu_cache.host.process.messages import FromLoader, TrustChanged, Usage
+from adapterd.gpu_cache.host.process.messages import FromLoader, Loading, TrustChanged, Usage
 from adapterd.gpu_cache.host.process.session import Refused
 from adapterd.gpu_cache.host.process.sockets import same_user
 from adapterd.gpu_cache.host.process.wakeup import Wakeup
+from adapterd.loader.identity import VersionKey
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class LoaderServer:
         listener: non-blocking, listening.
         house: what sessions share.
         slab: descriptor.
-        usage: of the slab; None while there is no host yet.
+        host: None while there is none yet.
         starter: a socket whose other end belongs to who started this loader, or None.
         keep: stays when starter and workers are gone.
         clock: seconds.
@@ -45,14 +47,14 @@ class LoaderServer:
         listener: socket.socket,
         house: House,
         slab: int,
-        usage: Callable[[], HostUsage | None],
+        host: Callable[[], HostCache | None],
         *,
         starter: socket.socket | None,
         keep: bool,
         clock: Callable[[], float],
         usage_seconds: float = TICK_SECONDS,
     ) -> None:
-        self._listener, self._house, self._slab, self._usage = listener, house, slab, usage
+        self._listener, self._house, self._slab, self._host = listener, house, slab, host
         self._starter, self._keep, self._clock = starter, keep, clock
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup()
@@ -61,6 +63,7 @@ class LoaderServer:
         self._reread = threading.Event()
         self._had_worker = starter is not None
         self._told: HostUsage | None = None
+        self._told_loading: Mapping[VersionKey, Progress] = {}
         self._told_trust = house.watch.store.changes
         self._usage_seconds, self._usage_told = usage_seconds, clock()
         self._deaf_until: float | None = None  # nobody can be accepted until then
@@ -113,7 +116,10 @@ class LoaderServer:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         if now - self._usage_told >= self._usage_seconds:
             self._usage_told = now
-            self._tell_usage()
+            host = self._host()
+            if host is not None:
+                self._tell_usage(host.usage())
+                self._tell_loading(host.loading())
         for worker in list(self._workers.values()):
             self._attend(worker)
 
@@ -185,11 +191,15 @@ class LoaderServer:
             _LOG.info("trust has changed")
             self._tell_all(TrustChanged(self._house.trust))
 
-    def _tell_usage(self) -> None:
-        usage = self._usage()
-        if usage is not None and usage != self._told:
+    def _tell_usage(self, usage: HostUsage) -> None:
+        if usage != self._told:
             self._told = usage
             self._tell_all(Usage(usage_to_bytes(usage)))
+
+    def _tell_loading(self, loading: Mapping[VersionKey, Progress]) -> None:
+        if loading != self._told_loading:
+            self._told_loading = loading
+            self._tell_all(Loading(loading_to_bytes(loading)))
 
     def _tell_all(self, message: FromLoader) -> None:
         for worker in self._workers.values():

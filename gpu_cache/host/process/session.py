@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -27,6 +27,8 @@ from adapterd.gpu_cache.host.process.messages import (
     Hello,
     Known,
     Packed,
+    Ping,
+    Pong,
     Rebase,
     Refusal,
     Release,
@@ -40,8 +42,8 @@ from adapterd.gpu_cache.host.process.messages import (
     Welcome,
     encode,
     from_worker,
-    runs_of,
 )
+from adapterd.gpu_cache.host.process.page_runs import RUN_BYTES, runs_of
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import Code, Problem, reject
 from adapterd.loader.identity import VersionKey
@@ -115,6 +117,9 @@ class Session:
         for one in asked:
             if self._host is not None:
                 self._host.release(one.host)
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self._house.bases.leave(serving.base.pin)
 
     # --- what a worker may say
 
@@ -144,15 +149,17 @@ class Session:
             case Trusting(digest):
                 self._house.watch.read()
                 self._check_trust(digest)
+            case Ping():
+                self.tell(Pong())
             case Hello() | Table():
                 raise Garbled(f"{type(message).__name__} in the middle of a conversation")
 
     def _rebase(self, host: HostCache, serving: Serving, base: BaseSpec) -> None:
-        """Workers that still serve the old base keep what they hold; what they ask for next is packed anew."""
-        for key in host.usage().images:
-            if key.base == serving.base.pin:
-                host.forget(key)
-        self._serving = Serving(base, serving.dtype)
+        """What was packed for the old base goes with the last worker that serves it: the others still find it."""
+        if self._house.bases.leave(serving.base.pin):
+            host.forget_base(serving.base.pin)
+        self._serving = replace(serving, base=base)
+        self._house.bases.enter(base.pin)
 
     def _begin(self, message: FromWorker) -> None:
         bases, house = self._house.bases, self._house
@@ -168,7 +175,9 @@ class Session:
         if base is None:
             self.tell(WantTable(self._hello.base))
             return
-        self._host, self._serving = house.host_for(base), Serving(base, self._hello.dtype)
+        hello = self._hello
+        self._host, self._serving = house.host_for(base), Serving(base, hello.dtype, hello.sharding)
+        bases.enter(base.pin)
         self.tell(Welcome(house.slab_bytes, house.page_bytes, house.trust), slab=True)
 
     def _check(self, hello: Hello) -> None:
@@ -239,11 +248,13 @@ class Session:
         self.tell(Verified(number, self._facts(key, facts), facts.publisher or ""))
 
     def _fetched(self, number: int, images: Sequence[Image]) -> None:
-        self.tell(Fetched(number, tuple(self._packed(image) for image in images)))
+        runs = [runs_of(image.pages) for image in images]
+        rows = tuple(self._packed(image, len(each) // RUN_BYTES) for image, each in zip(images, runs, strict=True))
+        self.tell(Fetched(number, rows, b"".join(runs)))
 
-    def _packed(self, image: Image) -> Packed:
+    def _packed(self, image: Image, runs: int) -> Packed:
         facts = self._facts(image.key, Facts(image.manifest, image.layout))
-        return Packed(image.key, facts, runs_of(image.pages), image.origin, tuple(image.seconds.items()))
+        return Packed(image.key, facts, runs, image.origin, tuple(image.seconds.items()))
 
     def _facts(self, key: VersionKey, facts: Facts) -> int:
         """The number by which the worker knows them; it is told, if it does not yet."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from adapterd.gpu_cache.host.process.frames import Garbled
@@ -46,7 +46,15 @@ def reader(kind: Any) -> Reader:
     if issubclass(kind, Enum):
         return _member(kind)
     hints = get_type_hints(kind)
-    return _row(lambda values: kind(*values), [reader(hints[f.name]) for f in fields(kind)])
+    return _row(partial(_made, kind), [reader(hints[f.name]) for f in fields(kind)])
+
+
+def _made(kind: type, values: list[Any]) -> Any:
+    """Some kinds look at what they are given."""
+    try:
+        return kind(*values)
+    except AdapterdError as e:
+        raise Garbled(f"no {kind.__name__}: {e}") from e
 
 
 def _composed(origin: Any, inner: tuple[Any, ...]) -> Reader:

@@ -2,151 +2,38 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from adapterd.cli.worker.graphs import Captured
 from adapterd.cli.worker.prefix import PrefixCache
-from adapterd.cli.worker.requests import Reason, Wish
-from adapterd.cli.worker.scheduling import C, Choice, FirstComeFirstServed, Scheduler
-from adapterd.cli.worker.selected import Selected
-from adapterd.cli.worker.tally import Progress
-from adapterd.gpu_cache.step_budget import StepBudget, StepLimits
 from adapterd.loader.errors import Code
-from fakes.worker_world import ALL, MIB, PATIENCE, TOLERANCE, Part, WorkerWorld
+from fakes.repeated import OneShape, Repeated
+from fakes.worker_play import Play, kinds, scheduler_of, selected
+from fakes.worker_world import ALL, TOLERANCE, WorkerWorld
 
-REQUESTS = 14
-
-
-class Unruly:
-    """A scheduler that takes anybody, in any order, for any number of rows. `names`: its last choice, in row order."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self.names: list[str] = []
-
-    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
-        return self._random.sample(waiting, self._random.randint(0 if idle else 1, len(waiting)))
-
-    def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
-        picked = self._random.sample(ready, self._random.randint(1, len(ready)))
-        self.names = [each.id for each in picked]
-        return Choice([(each, self._random.randint(1, min(each.pending, 9))) for each in picked])
+WAYS: dict[str, dict[str, Any]] = {
+    "by table": {},
+    "each apart": {"flat": {"most_rows": 0}},
+    "some apart": {"flat": {"most_rows": 4}},
+    "replayed": {"engine": OneShape},
+}
 
 
-def kinds(world: WorkerWorld) -> list[tuple[Wish, tuple[Part, ...]]]:
-    """Published adapters, as asked for and as they must be merged."""
-    publish = world.publisher.publish
-    finance = publish("acme", "finance", modules=ALL, rank=5, alpha=10, seed=1)
-    legal = publish("acme", "legal", modules=["q_proj", "up_proj"], rank=2, alpha=2, seed=2)
-    code = publish("globex", "code", modules=["v_proj", "down_proj"], rank=8, alpha=8, seed=3)
-    return [
-        (None, ()),
-        ("acme/finance", ((finance, 2.0, 1.0),)),
-        ("acme/legal", ((legal, 1.0, 1.0),)),
-        ("globex/code", ((code, 1.0, 1.0),)),
-        ((("acme/finance", 0.5), ("acme/legal", -1.0)), ((finance, 2.0, 0.5), (legal, 1.0, -1.0))),
-    ]
-
-
-class Watched:
-    """Another scheduler, and who it chose."""
-
-    def __init__(self, inner: Scheduler) -> None:
-        self._inner = inner
-        self.names: list[str] = []
-
-    def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
-        return self._inner.admit(waiting, idle)
-
-    def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
-        choice = self._inner.choose(ready, max_rows)
-        self.names = [each.id for each, _ in choice.run]
-        return choice
-
-
-def selected(kv_blocks: int = 64, rows: int = 64) -> Selected:
-    limits = StepLimits(kv_blocks=kv_blocks, rows=rows, adapter_bytes=8 * MIB, load_slots=1, load_bytes=MIB)
-    return Selected(StepBudget(limits), ahead=4)
-
-
-def scheduler_of(seed: int) -> Unruly | Watched:
-    """Mostly the unruly one."""
-    real: dict[int, Scheduler] = {0: FirstComeFirstServed(seats=3, ahead=2), 1: selected(kv_blocks=12)}
-    return Watched(real[seed]) if seed in real else Unruly(seed)
-
-
-class Play:
-    """One random schedule: arrivals, cancels, pauses and resumes between the steps."""
-
-    def __init__(self, world: WorkerWorld, scheduler: Unruly | Watched, seed: int) -> None:
-        self.world, self.scheduler, self.random = world, scheduler, random.Random(seed)
-        self.kinds = kinds(world)
-        self.asked: dict[str, tuple[list[int], tuple[Part, ...]]] = {}
-        self.logits: dict[str, dict[int, Tensor]] = {}
-        self.paused: set[str] = set()
-
-    def open(self) -> list[str]:
-        return [name for name in self.asked if not any(hasattr(e, "reason") for e in self.world.events[name])]
-
-    def arrive(self) -> None:
-        wish, parts = self.random.choice(self.kinds)
-        stem = [7, 3] * self.random.randint(0, 20)  # prefixes that others share
-        prompt = stem + [self.random.randrange(256) for _ in range(self.random.randint(1, 12))]
-        name = f"r{len(self.asked)}"
-        self.asked[name] = prompt, parts
-        self.world.ask(name, wish, prompt, self.random.randint(1, 12))
-
-    def act(self) -> None:
-        """Something happens between two steps, or nothing."""
-        if len(self.asked) < REQUESTS and self.random.random() < 0.4:
-            self.arrive()
-        names, what = self.open(), self.random.random()
-        if names and what < 0.06:
-            self.world.loop.cancel(self.random.choice(names))
-        elif names and what < 0.2:
-            name = self.random.choice(names)
-            self.world.loop.pause(name)
-            self.paused.add(name)
-        elif (self.paused and what < 0.4) or len(self.asked) == REQUESTS:
-            for name in self.paused & set(names):
-                self.world.loop.resume(name)
-            self.paused.clear()
-
-    def step(self) -> Progress:
-        self.world.flat.last, self.scheduler.names = (), []
-        progress = self.world.loop.step()
-        for name, (length, logits) in zip(self.scheduler.names, self.world.flat.last, strict=True):
-            self.logits.setdefault(name, {})[length] = logits
-        return progress
-
-    def run(self) -> None:
-        for _ in range(PATIENCE):
-            self.act()
-            if self.step() is Progress.IDLE and len(self.asked) == REQUESTS and not self.open():
-                return
-        raise AssertionError("the schedule does not come to an end")
-
-
-@pytest.mark.parametrize("seed", range(7))
-def test_each_request_gives_what_it_gives_alone_on_merged_weights(tmp_path: Path, seed: int) -> None:
-    scheduler = scheduler_of(seed)
-    with WorkerWorld(tmp_path, scheduler=scheduler, prefix=PrefixCache(64)) as world:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_request_gives_what_it_gives_alone_on_merged_weights(tmp_path: Path, seed: int, way: str) -> None:
+    scheduler, runner = scheduler_of(seed), Captured(Repeated(), most=3)
+    flat = {**WAYS[way].get("flat", {}), "runner": runner if way == "replayed" else None}
+    options = {**WAYS[way], "flat": flat, "scheduler": scheduler, "prefix": PrefixCache(64)}
+    with WorkerWorld(tmp_path, **options) as world:
         play = Play(world, scheduler, seed)
         play.run()
-        reasons = {world.ended(name).reason for name in play.asked}
-        assert reasons <= {Reason.LENGTH, Reason.CANCELLED} and Reason.LENGTH in reasons
-        for name, (prompt, parts) in play.asked.items():
-            tokens = world.tokens(name)
-            world.check_greedy(prompt, tokens, parts)
-            wanted = world.logits(parts, [*prompt, *tokens])
-            for length, logits in play.logits.get(name, {}).items():
-                torch.testing.assert_close(logits.double(), wanted[length - 1], rtol=0, atol=TOLERANCE)
-        assert world.loop.statistics().rows > len(play.asked)
+        play.check()
+        assert way != "replayed" or runner.counts.replayed > runner.counts.captured > 0
 
 
 def test_the_adapters_of_the_schedules_change_what_is_said(tmp_path: Path) -> None:

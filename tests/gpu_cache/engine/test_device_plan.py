@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,39 +18,55 @@ from adapterd.gpu_cache.engine.device_plan import (
     fill,
     fits,
     natural_shape,
+    with_tiles,
 )
-from adapterd.gpu_cache.engine.plan import BatchPlan, build_plan
+from adapterd.gpu_cache.engine.device_tables import DeviceTables
+from adapterd.gpu_cache.engine.plan import Composition
+from adapterd.gpu_cache.engine.shares import Shares
 from adapterd.gpu_cache.slots import Resident
-from fakes.static_cache import StaticCache, StaticLease
+from adapterd.gpu_cache.table_shape import Matrix, TableShape
+from fakes.static_cache import StaticCache
 from fakes.toy_models import LINEARS, toy_spec
 
-STRIDE = 1000
 BLOCKS = [1, 2, 1, 5, 3, 1, 8, 2]
 
 Cells = list[tuple[int, float]]  # (cell, weight)
+Batch = Sequence[tuple[list[tuple[int, float]], int]]  # (slots with weights, rows) by entry
+
+
+class Made:
+    """Residents whose blocks are as many as `BLOCKS` says, and their shares."""
+
+    def __init__(self) -> None:
+        base = toy_spec()
+        cache, module = StaticCache(base), base.module(LINEARS[0])
+        assert module is not None
+        shape = TableShape([Matrix(module.path, module.in_features, module.out_features)], 64, 128, "F32", 4096)
+        self.residents: list[Resident] = [
+            cache.add({LINEARS[0]: shape.rows[0] * blocks}, seed=i).resident for i, blocks in enumerate(BLOCKS)
+        ]
+        self.stride = shape.stride
+        self.shares = Shares(DeviceTables(shape, torch.device("cpu")), lambda _: None)
+
+    def work(self, batch: Batch) -> Work:
+        compositions: tuple[Composition, ...] = tuple(
+            tuple((self.residents[slot], weight) for slot, weight in mix) for mix, _ in batch
+        )
+        shares = self.shares.of(compositions)
+        lengths = tuple(rows for _, rows in batch)
+        return Work(shares, lengths, sum(lengths), self.shares.entries, self.shares.mixed(shares))
+
+    def wanted(self, batch: Batch) -> list[Cells]:
+        return [
+            [(slot * self.stride + block, weight) for slot, weight in mix for block in range(BLOCKS[slot])]
+            for mix, rows in batch
+            for _ in range(rows)
+        ]
 
 
 @pytest.fixture(scope="module")
-def residents() -> list[Resident]:
-    cache = StaticCache(toy_spec())
-    return [cache.add({LINEARS[0]: 1}, seed=i).resident for i in range(len(BLOCKS))]
-
-
-def plan_of(residents: list[Resident], mixes: Sequence[tuple[list[tuple[int, float]], int]]) -> BatchPlan:
-    leases = [(StaticLease([(residents[i], w) for i, w in mix]) if mix else None, rows) for mix, rows in mixes]
-    return build_plan(leases)
-
-
-def wanted(mixes: Sequence[tuple[list[tuple[int, float]], int]]) -> list[Cells]:
-    return [
-        [(slot * STRIDE + block, weight) for slot, weight in mix for block in range(BLOCKS[slot])]
-        for mix, rows in mixes
-        for _ in range(rows)
-    ]
-
-
-def work_of(plan: BatchPlan) -> Work:
-    return Work.of([s for s in plan.segments if s.components], plan.rows, STRIDE, BLOCKS)
+def made() -> Made:
+    return Made()
 
 
 def cells_of(entry: Sequence[int], parts: Sequence[int], weights: Sequence[float], blocks: int) -> Cells:
@@ -59,29 +76,36 @@ def cells_of(entry: Sequence[int], parts: Sequence[int], weights: Sequence[float
     return [(parts[start + block], weights[start + block]) for block in range(blocks)]
 
 
-def read(shape: LaunchShape, buffer: np.ndarray) -> tuple[list[Cells], list[Cells]]:
-    """What `expand` adds to each row, and what `shrink` makes for it."""
-    at = shape.places
-    tiles = buffer[at[0] :][: shape.tiles * 8].reshape(-1, 8)
-    parts = buffer[at[3] :][: shape.items]
-    weights = buffer[at[4] :][: shape.items].view(np.float32)
-    expanded: list[Cells] = [[] for _ in range(shape.rows)]
-    shrunk: list[Cells] = [[] for _ in range(shape.rows)]
-    for tile in tiles[tiles[:, 1] > 0].tolist():
-        rows = [tile[0]]
-        if shape.regime is Regime.TILES:
-            assert tile[1] <= shape.tile_rows
-            rows = buffer[at[2] :][: shape.rows].tolist()[tile[0] : tile[0] + tile[1]]
-        for row in rows:
-            assert not expanded[row], "a row in two tiles"
-            expanded[row] = cells_of(tile, parts, weights, tile[3])
-    if shape.regime is Regime.TILES:
-        return expanded, expanded
-    items = buffer[at[1] :][: shape.items * 8].reshape(-1, 8)
-    for item in items[items[:, 1] > 0].tolist():
-        blocks, block = item[3] >> 16, item[3] & 65535
-        shrunk[item[0]].append(cells_of(item, parts, weights, blocks)[block])
-    return expanded, shrunk
+def read(shape: LaunchShape, buffer: np.ndarray) -> list[list[Cells]]:
+    """What kernels add to each row: `expand` and `shrink` of rows, tiles."""
+    at, found = shape.places, []
+    parts = buffer[at.parts :][: shape.items]
+    weights = buffer[at.weights :][: shape.items].view(np.float32)
+    if shape.regime is Regime.ROWS:
+        expanded: list[Cells] = [[] for _ in range(shape.rows)]
+        for tile in live(buffer[at.by_row :], shape.rows):
+            assert tile[1] == 1 and not expanded[tile[0]]
+            expanded[tile[0]] = cells_of(tile, parts, weights, tile[3])
+        shrunk: list[Cells] = [[] for _ in range(shape.rows)]
+        for item in live(buffer[at.items :], shape.items):
+            blocks, block = item[3] >> 16, item[3] & 65535
+            shrunk[item[0]].append(cells_of(item, parts, weights, blocks)[block])
+        found += [expanded, shrunk]
+    if shape.tiled is not None:
+        tiled: list[Cells] = [[] for _ in range(shape.rows)]
+        order = buffer[at.order :][: shape.rows].tolist()
+        for tile in live(buffer[at.tiles :], shape.tiled.tiles):
+            assert tile[1] <= shape.tiled.tile_rows
+            for row in order[tile[0] : tile[0] + tile[1]]:
+                assert not tiled[row], "a row in two tiles"
+                tiled[row] = cells_of(tile, parts, weights, tile[3])
+        found.append(tiled)
+    return found
+
+
+def live(entries: np.ndarray, count: int) -> list[list[int]]:
+    found = entries[: count * 8].reshape(-1, 8)
+    return found[found[:, 1] > 0].tolist()
 
 
 def a_batch(rng: random.Random) -> list[tuple[list[tuple[int, float]], int]]:
@@ -94,36 +118,40 @@ def a_batch(rng: random.Random) -> list[tuple[list[tuple[int, float]], int]]:
 
 
 @pytest.mark.parametrize("regime", list(Regime))
-def test_every_row_gets_its_cells(residents: list[Resident], regime: Regime) -> None:
+def test_every_row_gets_its_cells(made: Made, regime: Regime) -> None:
     """Into one buffer, so that what an earlier plan left there would show."""
     rng, buffer = random.Random(7), np.full(1 << 16, 12345, np.int32)
-    for _ in range(120):
+    both = 0
+    for index in range(120):
         mixes = a_batch(rng)
-        work = work_of(plan_of(residents, mixes))
+        work = made.work(mixes)
         shape = natural_shape(work, regime, 16 if regime is Regime.TILES else 1)
+        if regime is Regime.ROWS and index % 2:
+            shape = with_tiles(shape, work, 16)
+            both += shape.together is not None
         assert fits(work, shape)
         sent = fill(shape, work, buffer)
-        assert sent <= shape.places[-1]
-        expanded, shrunk = read(shape, buffer)
-        assert expanded == wanted(mixes)
-        assert shrunk == wanted(mixes)
+        assert sent == (shape.places.end if work.parts else shape.places.parts)
+        assert all(each == made.wanted(mixes) for each in read(shape, buffer))
+    assert both > 20 or regime is Regime.TILES
 
 
 @pytest.mark.parametrize("regime", list(Regime))
-def test_a_wider_shape_holds_the_same_plan(residents: list[Resident], regime: Regime) -> None:
+def test_a_wider_shape_holds_the_same_plan(made: Made, regime: Regime) -> None:
     rng, buffer = random.Random(8), np.full(1 << 16, 12345, np.int32)
     for _ in range(60):
         mixes = a_batch(rng)
         rows = sum(n for _, n in mixes)
-        work = work_of(plan_of(residents, mixes))
-        shape = LaunchShape(regime, rows, 16 if regime is Regime.TILES else 1, rows, 24 * rows, 32)
+        work = made.work(mixes)
+        together = LaunchShape(Regime.TILES, rows, 16, rows, 0, 32) if regime is Regime.ROWS else None
+        shape = LaunchShape(regime, rows, 16 if regime is Regime.TILES else 1, rows, 24 * rows, 32, together)
         if fits(work, shape):
             fill(shape, work, buffer)
-            assert read(shape, buffer)[1] == wanted(mixes)
+            assert all(each == made.wanted(mixes) for each in read(shape, buffer))
 
 
-def test_what_does_not_fit() -> None:
-    work = Work(4, begin=[0], length=[4], first=[0], blocks=[3], start=[-1], group=[0], groups=1)
+def test_what_does_not_fit(made: Made) -> None:
+    work = made.work([([(4, 1.0)], 4)])
     shape = natural_shape(work, Regime.ROWS, 1)
     assert (shape.tiles, shape.items, shape.blocks) == (4, 16, 4)
     for other in (
@@ -131,19 +159,43 @@ def test_what_does_not_fit() -> None:
         LaunchShape(Regime.ROWS, 4, 1, 4, 8, 4),
         LaunchShape(Regime.ROWS, 4, 1, 4, 16, 2),
         LaunchShape(Regime.TILES, 4, 2, 1, 16, 4),
+        LaunchShape(Regime.ROWS, 4, 1, 4, 16, 4, LaunchShape(Regime.TILES, 4, 2, 1, 0, 4)),
     ):
         assert not fits(work, other)
+    assert fits(work, LaunchShape(Regime.ROWS, 4, 1, 4, 12, 4, LaunchShape(Regime.TILES, 4, 2, 2, 0, 4)))
+    mixed = made.work([([(4, 0.5)], 1), ([], 3)])
+    assert fits(mixed, LaunchShape(Regime.TILES, 4, 16, 1, 3, 4))
+    assert not fits(mixed, LaunchShape(Regime.TILES, 4, 16, 1, 2, 4))
 
 
-def test_lists_grow_by_steps() -> None:
+def test_lists_grow_by_steps(made: Made) -> None:
     """1, 1½, 2, 4, 8 times the rows: few shapes for many batches."""
-    sizes = set()
-    for blocks in range(1, 9):
-        work = Work(64, begin=[0], length=[64], first=[0], blocks=[blocks], start=[-1], group=[0], groups=1)
-        sizes.add(natural_shape(work, Regime.ROWS, 1).items)
-    assert sizes == {64, 128, 256, 512}
-    half = Work(64, begin=[0, 32], length=[32, 32], first=[0, 8], blocks=[1, 2], start=[-1, -1], group=[0, 1], groups=2)
+    slots = [BLOCKS.index(blocks) for blocks in (1, 2, 3, 5, 8)]
+    sizes = [natural_shape(made.work([([(slot, 1.0)], 64)]), Regime.ROWS, 1).items for slot in slots]
+    assert sizes == [64, 128, 256, 512, 512]
+    half = made.work([([(0, 1.0)], 32), ([(1, 1.0)], 32)])
     assert natural_shape(half, Regime.ROWS, 1).items == 96
+
+
+@pytest.mark.parametrize(("entries", "tiles"), [(1, 8), (5, 8), (16, 16), (33, 40), (48, 48), (49, None), (64, None)])
+def test_tiles_beside_rows_go_by_eighths(made: Made, entries: int, tiles: int | None) -> None:
+    """Distinct weights make compositions that share no tile."""
+    counts = [64 - entries + 1] + [1] * (entries - 1)
+    work = made.work([([(0, 2.0 + i)], count) for i, count in enumerate(counts)])
+    shape = with_tiles(natural_shape(work, Regime.ROWS, 1), work, 64)
+    assert (shape.together.groups if shape.together else None) == tiles
+    assert shape.together is None or shape.together.tiles == 64, "room for rows that do not share"
+    assert fits(made.work([([(0, 2.0 + i)], 1) for i in range(64)]), shape)
+    half = made.work([([(0, 2.0 + i)], 2 * count) for i, count in enumerate(counts)])
+    wide = with_tiles(natural_shape(half, Regime.ROWS, 1), half, 128)
+    assert wide.together is None or wide.together.tiles == wide.together.groups
+
+
+def test_shapes_that_are_remembered_are_bounded() -> None:
+    plan = DevicePlan(64, torch.device("cpu"))
+    for items in range(5000):
+        plan.view(LaunchShape(Regime.ROWS, 64, 1, 64, items, 1))
+    assert len(plan._views) <= 4097
 
 
 def test_addresses_depend_on_the_shape_alone() -> None:
@@ -153,9 +205,13 @@ def test_addresses_depend_on_the_shape_alone() -> None:
     first = plan.view(shape)
     for other in range(1, 60):
         plan.view(LaunchShape(Regime.TILES, other, 16, other, 16, 1))
-    again = plan.view(shape)
+    again = plan.view(LaunchShape(Regime.ROWS, 64, 1, 64, 128, 2))
+    both = plan.view(replace(shape, together=LaunchShape(Regime.TILES, 64, 16, 8, 0, 2)))
+    assert first is not None and again is not None and both is not None and both.together is not None
+    assert both.tiles.data_ptr() == both.together.tiles.data_ptr() - 4 * both.shape.places.tiles
+    assert (len(both.together.tiles), len(both.together.order), len(both.together.parts)) == (64, 64, 128)
     for name in ("tiles", "items", "parts", "weights"):
         assert getattr(first, name).data_ptr() == getattr(again, name).data_ptr()
         assert (getattr(first, name).data_ptr() - plan.memory.data_ptr()) % 128 == 0
-    assert plan.holds(shape)
-    assert not plan.holds(LaunchShape(Regime.ROWS, 257, 1, 257, 257, 1))
+    assert plan.view(LaunchShape(Regime.ROWS, 257, 1, 257, 257, 1)) is None
+    assert plan.view(LaunchShape(Regime.ROWS, 64, 1, 64, 1 << 20, 1)) is None

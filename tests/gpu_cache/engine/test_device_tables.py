@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from adapterd.gpu_cache.cpu_device import CpuEvent
-from adapterd.gpu_cache.engine.device_tables import DeviceTables, Matrix, TableShape
+from adapterd.gpu_cache.engine.device_tables import DeviceTables
 from adapterd.gpu_cache.engine.plan_ring import SLOTS, PlanRing
+from adapterd.gpu_cache.table_shape import Matrix, TableShape
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.layout import Dtype
@@ -35,6 +36,8 @@ def test_cells_lead_to_the_factors(dtype: Dtype) -> None:
     assert tables.missing(resident)
     row = np.full(shape.stride, 99, np.int64)
     tables.write(resident, row)
+    assert tables.missing(resident), "its copy may fail yet"
+    tables.written(resident)
     assert not tables.missing(resident)
     cells = row.reshape(3, len(paths), shape.entries)
     kept = TORCH_DTYPES[dtype]
@@ -51,14 +54,15 @@ def test_cells_lead_to_the_factors(dtype: Dtype) -> None:
                 rows.append(cache.arena[begin : begin + size].view(kept).view(-1, matrix.shape[1]))
             assert torch.equal(torch.cat(rows), matrix)
         assert cells[2, index].astype(np.uint32).view(np.float32) == pytest.approx(factors.scaling)
-    assert tables.blocks[resident.slot] == int((cells[:2] > 0).sum(axis=2).max())
+    assert tables.blocks_of(resident) == int((cells[:2] > 0).sum(axis=2).max())
 
 
 def test_a_new_generation_is_missing_again() -> None:
     base = toy_spec()
     cache, tables = StaticCache(base), tables_for(base)
     old = cache.add({base.modules[0].path: 2}, seed=1)
-    tables.write(old.resident, np.zeros(tables.shape.stride, np.int64))
+    tables.written(old.resident)
+    assert not tables.missing(old.resident)
     cache.evict(old)
     new = cache.add({base.modules[0].path: 2}, seed=1)
     assert new.resident.slot == old.resident.slot

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from adapterd.gpu_cache.engine.plan import build_plan, check_rows
+from adapterd.gpu_cache.engine.plan import BatchPlan, LeaseLike, Planner, split_rows
 from adapterd.loader.errors import Code, Failed
 from fakes.static_cache import StaticCache
 from fakes.toy_models import LINEARS, toy_spec
+
+
+def build_plan(rows: Sequence[tuple[LeaseLike | None, int]]) -> BatchPlan:
+    return Planner().plan(*split_rows(rows))
 
 
 @pytest.fixture
@@ -42,12 +48,12 @@ def test_an_empty_composition_is_the_base(cache: StaticCache) -> None:
 @pytest.mark.parametrize("rows", [0, -1, 1.0, True, "3", None])
 def test_an_entry_needs_rows(rows: object) -> None:
     with pytest.raises(Failed) as caught:
-        check_rows([(None, 1), (None, rows)])  # type: ignore[list-item]
+        split_rows([(None, 1), (None, rows)])  # type: ignore[list-item]
     assert caught.value.code is Code.REQUEST_INVALID
     assert caught.value.problem.where == "step[1].rows"
 
 
 def test_a_step_needs_an_entry() -> None:
     with pytest.raises(Failed) as caught:
-        check_rows([])
+        split_rows([])
     assert caught.value.code is Code.REQUEST_INVALID

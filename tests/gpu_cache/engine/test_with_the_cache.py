@@ -115,6 +115,26 @@ def test_leases_that_cannot_be_used_say_why(publisher: FolderPublisher) -> None:
         missing.release()
 
 
+def test_a_lease_of_another_cache_is_refused(publisher: FolderPublisher) -> None:
+    """Its slot and generation may be those of an adapter here: rows would get that one, and no error."""
+    publisher.publish("acme", "finance", modules=["q_proj"], seed=1)
+    publisher.publish("globex", "finance", modules=["q_proj"], seed=2)
+    model = toy()
+    with cache_over(publisher) as cache, cache_over(publisher) as other, LoRAEngine(model, cache) as engine:
+        mine = cache.acquire("globex/finance", tenant="globex").wait(30)
+        theirs = other.acquire("acme/finance", tenant="acme").wait(30)
+        base = other.acquire(None, tenant="acme")
+        (a, _), (b, _) = mine.composition[0], theirs.composition[0]
+        assert (a.slot, a.generation) == (b.slot, b.generation)
+        for lease in (theirs, base):
+            with pytest.raises(AdapterdError) as caught:
+                run_one(engine, model, lease)
+            assert caught.value.code is Code.SLOT_STALE
+            assert cache.statistics().steps_in_flight == 0
+        for lease in (mine, theirs, base):
+            lease.release()
+
+
 def test_a_base_reload_fails_the_old_leases(publisher: FolderPublisher) -> None:
     package = publisher.publish("acme", "finance", modules=LINEARS, rank=4, alpha=4, seed=1)
     old, new = toy(seed=3), toy(seed=4)

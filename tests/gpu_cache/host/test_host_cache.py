@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from adapterd.gpu_cache import TenantBudget
 from adapterd.gpu_cache.host.host_cache import HostCache
 from adapterd.gpu_cache.host.interface import Host, Image
-from adapterd.gpu_cache.host.loading import Serving
+from adapterd.gpu_cache.host.loading import Prepared, Serving
 from adapterd.gpu_cache.host.pool import FairPool
 from adapterd.gpu_cache.host.tier import PlainSlab
 from adapterd.loader.errors import Code, reject
+from adapterd.loader.layout import Layout
+from adapterd.loader.sharding import Rule, Sharding
 from adapterd.loader.sources import Resolved
 from contracts.host import HostContract, HostUser
-from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, make_base
+from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, TaggedImage, make_base
 
 
 class TestHostCache(HostContract):
@@ -30,8 +33,8 @@ class TestHostCache(HostContract):
 class ByHand:
     """A host whose jobs and answers run when the test says so."""
 
-    def __init__(self, pages: int = 8, **settings: object) -> None:
-        self.loader, self.pool = MemoryLoader(), ManualPool()
+    def __init__(self, pages: int = 8, loader: MemoryLoader | None = None, **settings: object) -> None:
+        self.loader, self.pool = loader or MemoryLoader(), ManualPool()
         slab = PlainSlab(memoryview(bytearray(pages * PAGE_BYTES)), PAGE_BYTES)
         self.host = HostCache(
             slab,
@@ -101,6 +104,16 @@ def test_the_packed_form_is_kept_after_the_answer() -> None:
     assert world.loader.calls[2:] == ["keep acme/a"]
 
 
+def test_ranks_of_one_group_share_the_slab_and_not_the_bytes() -> None:
+    world = ByHand()
+    first = world.loader.publish("acme/a", 2).resolved
+    rules = (Rule("q_proj", "column", 2),)
+    parts = [Serving(world.loader.base, "auto", Sharding(rank, 2, rules)) for rank in range(2)]
+    (one,), (two,), (again,) = (world.fetched(first, serving=serving) for serving in (*parts, replace(parts[1])))
+    assert set(one.pages).isdisjoint(two.pages)
+    assert again.pages == two.pages
+
+
 def test_workers_with_other_bases_and_dtypes_share_the_slab_and_not_the_bytes() -> None:
     world = ByHand()
     first = world.loader.publish("acme/a", 2).resolved
@@ -130,3 +143,49 @@ def test_ten_thousand_requests_for_one_version_are_one_load() -> None:
     assert world.loader.calls == ["prepare acme/a", "fill acme/a"]
     for each in asked:
         world.host.release(each.number)
+
+
+class Unreadable(TaggedImage):
+    """Prepared by a loader with a bug: what it says of itself cannot be read."""
+
+    @property
+    def layout(self) -> Layout:
+        raise ZeroDivisionError
+
+
+class Anonymous(TaggedImage):
+    """The same, of who signed it."""
+
+    @property
+    def publisher(self) -> str | None:
+        raise ZeroDivisionError
+
+
+class Buggy(MemoryLoader):
+    made: type[TaggedImage] = TaggedImage
+
+    def prepare(self, *asked: object) -> Prepared:
+        image = super().prepare(*asked)  # type: ignore[arg-type]
+        assert isinstance(image, TaggedImage)
+        return self.made(image.version, self, image.origin)
+
+
+@pytest.mark.parametrize("made", [Unreadable, Anonymous])
+def test_books_that_break_at_the_end_of_a_job_fail_who_waits_and_nobody_else(made: type[TaggedImage]) -> None:
+    """Our own bug. The next request begins anew."""
+    world = ByHand(loader=Buggy())
+    other, version = world.loader.publish("acme/other").resolved, world.loader.publish("acme/a", 2).resolved
+    world.loader.made = made  # type: ignore[attr-defined]
+    asked = [world.user.fetch(version), world.user.verify(version), world.user.fetch(version)]
+    with pytest.raises(ZeroDivisionError):
+        world.pool.run_all()
+    world.loader.made = TaggedImage  # type: ignore[attr-defined]
+    bystander = world.user.fetch(other)
+    world.pool.run_all()
+    assert [each.problem().code for each in asked] == [Code.INTERNAL] * 3
+    assert len(bystander.answer()) == 1
+    assert len(world.fetched(version)) == 1
+    for key in (version.key, other.key):
+        world.host.forget(key)
+    world.host.release(bystander.number)
+    assert world.host.usage().free_bytes == 6 * PAGE_BYTES  # of the image that is held

@@ -13,17 +13,22 @@ import pytest
 import torch
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
-from adapterd.gpu_cache.host.interface import Origin
-from adapterd.gpu_cache.host.loading import Serving, StoreLoader, packed_dtype
+from adapterd.gpu_cache.host.interface import Origin, Stage
+from adapterd.gpu_cache.host.loading import Prepared, Serving, StoreLoader, packed_dtype
+from adapterd.gpu_cache.host.meters import Meter
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.errors import AdapterdError, Code
-from adapterd.loader.identity import WEIGHTS_FILE, Ref
+from adapterd.loader.identity import WEIGHTS_FILE, BasePin, Ref, VersionKey
 from adapterd.loader.limits import MIB
+from adapterd.loader.sources import Resolved
 from adapterd.loader.store import VerifiedStore
 from adapterd.loader.trust.policy import TrustStore
 from fakes.hanging_source import HangingSource
 from fakes.publisher import FolderPublisher
 from fakes.toy_models import LINEARS, toy_spec
+
+UNTOLD = Meter(VersionKey("acme", BasePin("x", "y", "z"), ""), Stage.VERIFY)
+"""Nobody looks at it."""
 
 
 @pytest.fixture
@@ -77,14 +82,14 @@ def test_a_byte_changed_on_disk_is_found_while_packing_and_healed_by_the_next_ac
         VerifiedStore(tmp_path / "store", publisher.trust),
         page_bytes=MIB,
     )
-    prepared = loader.prepare(loader.resolve(ref, "acme"), Serving(publisher.base), lambda: False)
+    prepared = loader.prepare(loader.resolve(ref, "acme"), Serving(publisher.base), lambda: False, UNTOLD)
     (stored,) = (tmp_path / "store").rglob(WEIGHTS_FILE)
     _flip(stored)
     out = memoryview(bytearray(prepared.layout.nbytes))
     with pytest.raises(AdapterdError) as refused:
         prepared.fill(out)
     assert refused.value.code is Code.CHUNK_MISMATCH
-    again = loader.prepare(loader.resolve(ref, "acme"), Serving(publisher.base), lambda: False)
+    again = loader.prepare(loader.resolve(ref, "acme"), Serving(publisher.base), lambda: False, UNTOLD)
     again.fill(out)
     with cache_over(publisher, store=tmp_path / "store") as cache:
         ((resident, _),) = cache.acquire("acme/finance", tenant="acme").wait(60).composition
@@ -116,7 +121,7 @@ def test_a_load_that_nobody_wants_any_more_stops(publisher: FolderPublisher, tmp
         return len(asked) > 1  # in the middle of the download
 
     with pytest.raises(AdapterdError) as stopped:
-        loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), Serving(publisher.base), cancelled)
+        loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), Serving(publisher.base), cancelled, UNTOLD)
     assert stopped.value.code is Code.LEASE_CANCELLED
     assert list((tmp_path / "store").rglob(WEIGHTS_FILE)) == []
 
@@ -205,7 +210,9 @@ def test_a_copy_that_went_away_is_a_failure_to_try_again(publisher: FolderPublis
     publisher.publish("acme", "finance", modules=["q_proj"])
     store = VerifiedStore(tmp_path / "store", publisher.trust)
     loader = StoreLoader(publisher.source, store, page_bytes=MIB)
-    prepared = loader.prepare(loader.resolve(Ref.parse("acme/finance"), "acme"), Serving(publisher.base), lambda: False)
+    prepared = loader.prepare(
+        loader.resolve(Ref.parse("acme/finance"), "acme"), Serving(publisher.base), lambda: False, UNTOLD
+    )
     shutil.rmtree(prepared.stored.directory)
     with pytest.raises(AdapterdError) as gone:
         prepared.fill(memoryview(bytearray(prepared.layout.nbytes)))
@@ -270,3 +277,25 @@ def test_a_second_process_finds_the_packed_form_on_disk(publisher: FolderPublish
             assert cache.statistics().origins[origin] == 1
             assert _failure(cache, "acme/none") is Code.NOT_FOUND  # asked for after what was to be kept
     assert seen[0] == seen[1]
+
+
+def test_a_load_says_how_many_bytes_are_to_come_and_how_many_came(publisher: FolderPublisher, tmp_path: Path) -> None:
+    """Downloaded, and hashed again where the mark is gone; what is marked needs neither."""
+    publisher.publish("acme", "finance", modules=["q_proj"])
+    store = VerifiedStore(tmp_path / "store", publisher.trust)
+    loader = StoreLoader(publisher.source, store, page_bytes=MIB)
+    resolved = loader.resolve(Ref.parse("acme/finance"), "acme")
+    total = sum(file.size for file in _prepared(loader, resolved, publisher).manifest.files)
+    assert total > 0
+    for expected in (0, total):
+        meter = Meter(VersionKey("acme", publisher.base.pin, resolved.version_digest), Stage.VERIFY)
+        loader.prepare(resolved, Serving(publisher.base), lambda: False, meter)
+        assert (meter.done, meter.total) == (expected, expected)
+        store.doubt(meter.key)
+
+
+def _prepared(loader: StoreLoader, resolved: Resolved, publisher: FolderPublisher) -> Prepared:
+    meter = Meter(VersionKey("acme", publisher.base.pin, resolved.version_digest), Stage.VERIFY)
+    prepared = loader.prepare(resolved, Serving(publisher.base), lambda: False, meter)
+    assert meter.done == meter.total == sum(file.size for file in prepared.manifest.files)
+    return prepared

@@ -21,7 +21,8 @@ from triton.compiler import ASTSource
 
 from adapterd.gpu_cache.engine.device_plan import LaunchShape, Regime
 from adapterd.gpu_cache.engine.kernels.expand import expand_rows, expand_tiles
-from adapterd.gpu_cache.engine.kernels.launch import Form, Launcher
+from adapterd.gpu_cache.engine.kernels.forms import Form
+from adapterd.gpu_cache.engine.kernels.launch import Launcher
 from adapterd.gpu_cache.engine.kernels.shrink import shrink_rows, shrink_tiles
 
 WORD = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}

@@ -16,6 +16,7 @@ SPILLS = {
     ("expand_rows", "r64"): 512,
     ("expand_tiles", "prefill r64"): 512,
     ("expand_tiles", "wide"): 512,
+    ("shrink_tiles", "shared r128"): 16,
     ("shrink_tiles", "wide"): 640,
 }
 """Bytes a thread, where 64 and 128 lanes of B stand in registers at once."""

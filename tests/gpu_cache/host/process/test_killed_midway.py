@@ -57,8 +57,8 @@ class Half(TaggedImage):
         return super().fill(out)
 
 class Deadly(MemoryLoader):
-    def prepare(self, resolved, serving, cancelled):
-        image = super().prepare(resolved, serving, cancelled)
+    def prepare(self, resolved, serving, cancelled, told):
+        image = super().prepare(resolved, serving, cancelled, told)
         return Half(image.version, self, image.origin)
 
 loader = Deadly()

@@ -316,6 +316,40 @@ def test_workers_of_two_bases_and_dtypes_have_their_own_images(
     half.close(SECONDS)
 
 
+def test_a_reload_of_one_worker_leaves_the_others_their_images(
+    serving: LoaderThread, worker: HostClient, loader: MemoryLoader
+) -> None:
+    """They go with the last worker that serves the base."""
+    old, version = loader.base, loader.publish("acme/a", 2).resolved
+    other = serving.worker(old)
+    HostUser(other).images(version)
+    loader.base = make_base("b" * 40)
+    new = loader.publish("acme/a", 2).resolved
+    worker.rebase(loader.base)
+    HostUser(worker).images(new)
+    loader.base = old
+    assert HostUser(other).images(version)[0].origin is Origin.HOST
+    loader.base = make_base("b" * 40)
+    other.rebase(loader.base)
+    assert HostUser(other).images(new)[0].origin is Origin.HOST
+    assert serving.host is not None
+    assert set(serving.host.usage().images) == {new.key}
+    other.close(SECONDS)
+
+
+def test_a_worker_that_left_serves_no_base(serving: LoaderThread, worker: HostClient, loader: MemoryLoader) -> None:
+    version = loader.publish("acme/a", 2).resolved
+    other = serving.worker(loader.base)
+    HostUser(other).images(version)
+    other.close(SECONDS)
+    HostUser(worker).resolve("acme/a").answer()  # by then the loader has noticed
+    loader.base = make_base("b" * 40)
+    worker.rebase(loader.base)
+    HostUser(worker).images(loader.publish("acme/b", 2).resolved)
+    assert serving.host is not None
+    assert version.key not in serving.host.usage().images
+
+
 def test_requests_survive_the_loader(serving: LoaderThread, worker: HostClient, loader: MemoryLoader) -> None:
     """What is held stays readable, what waits is asked again, and the next image is in the next slab."""
     version, late = loader.publish("acme/a", 2), loader.publish("acme/late", 2)

@@ -79,6 +79,11 @@ def test_more_rows_than_are_worked_on_alone_make_tiles() -> None:
     owners = alone([0, 1, -1] * 30)
     x, y = world.inputs(90)
     got, receipt = world.run(x, y, owners)
+    assert receipt.kernel == f"triton:{Regime.ROWS}", "no linear is so wide that tiles pay"
+    close(got, world.wanted(x, y, owners))
+    owners = alone([0, 1, -1] * 90)
+    x, y = world.inputs(270)
+    got, receipt = world.run(x, y, owners)
     assert receipt.kernel == f"triton:{Regime.TILES}"
     close(got, world.wanted(x, y, owners))
 

@@ -1,0 +1,1 @@
+"""`adapterctl bench`: the engine's kernels on the card that is here."""

@@ -1,0 +1,1 @@
+"""Times the kernels on a card, and searches launch configurations for it. Only `workloads` is free of torch."""
