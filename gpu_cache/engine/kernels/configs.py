@@ -102,7 +102,7 @@ class Rule:
                 config, lanes=min(config.lanes, 32), block_k=64, shrink_stages=2, block_n=64, expand_stages=2
             )
         if batch_invariant:
-            config = replace(config, split=4, block_k=64)
+            config = replace(config, split=8 if k > DEEP else 4, block_k=128 if item_bytes == 2 else 64)
         split = config.split if k >= 1024 else 1
         return replace(config, split=split, block_k=whole_blocks(k, split, config.block_k))
 
