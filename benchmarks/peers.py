@@ -1,12 +1,13 @@
-"""What a table of peers says of the engine: goals E1 to E3 and every workload, from the lines that a harness wrote.
+"""What a table of peers says of the engine: goals E1 to E6 and every workload, from the lines that a harness wrote.
 
     python -m benchmarks.peers benchmarks/results/kernels-*.jsonl
 
 Reads JSON lines: a header (`kind` = header, with card, versions and rates), then a workload each (`kind` = kernel:
 `wl`, `phase`, `shape`, `T`, `dist`, `rank`, `floor_us`, `peers` → name → `graph_us`, `eager_us`, or why there is none).
-The engine is the peer `project`, its batch-invariant mode `project_invariant`. Ratios are inside one file, which
-is one run. Writes benchmarks/results/kernels_peers.md and docs/img/kernels.svg. A prototype (`sketch`) is told, but
-it is no peer.
+The engine is the peer `project`, its batch-invariant mode `project_invariant`. A line of the kind endtoend has what a
+linear takes with its base GEMM (`base_us`, and by peer `marginal_us` on top). Ratios are inside one file, which is one
+run; where several have that mode, the last of them tells it. A prototype (`sketch`) is told, but it is no peer.
+Writes benchmarks/results/kernels_peers.md and docs/img/kernels.svg.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ class Measured:
         owners = f"{owners} adapters" if owners.isdigit() else owners
         return f"{self.linear} T{self.rows} {owners} r{self.rank.replace('het', ' mixed')}".replace("r mixed", "mixed")
 
+    def without(self, peer: str) -> Measured:
+        return replace(self, times={name: us for name, us in self.times.items() if name != peer})
+
     @property
     def over_floor(self) -> float:
         return self.times[OURS] / self.floor
@@ -78,16 +82,14 @@ class Measured:
         return self.best_peer[1] / self.times[OURS] if self.best_peer else math.nan
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def read(path: Path) -> tuple[dict[str, Any], list[Measured]]:
-    header: dict[str, Any] = {}
-    found = []
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        if record["kind"] == "header":
-            header = record
-        elif record["kind"] == "kernel":
-            found.append(_measured(path.name, record))
-    return header, found
+    records = lines_of(path)
+    header = next((record for record in records if record["kind"] == "header"), {})
+    return header, [_measured(path.name, record) for record in records if record["kind"] == "kernel"]
 
 
 def _measured(run: str, record: Mapping[str, Any]) -> Measured:
@@ -185,10 +187,37 @@ def _invariant_cost(m: Measured) -> float:
     return m.times[INVARIANT] / m.times[OURS] if INVARIANT in m.times else math.nan
 
 
+# --- what LoRA adds to a layer
+
+LAYER = ("decode/qkv/T64/aall/r16", "decode/qo/T64/aall/r16", "decode/gate_up/T64/aall/r16", "decode/down/T64/aall/r16")
+"""The four linears of a layer of Llama-8B, 64 rows, each its own adapter of rank 16."""
+
+
+def layer_rows(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Goal E4, from lines with and without the base GEMM."""
+    by_name = {record["wl"]: record for record in records if record["kind"] == "endtoend"}
+    if not all(name in by_name for name in LAYER):
+        return []
+    base = sum(by_name[name]["base_us"] for name in LAYER)
+    ours, v2 = (sum(by_name[name]["peers"][peer]["marginal_us"] for name in LAYER) for peer in (OURS, "sglang_v2"))
+    told = (
+        f"{ours / base:.2f}: {ours:.1f} µs on top of {base:.1f}; triton_v2 {v2:.1f}, beside the GEMM if that is faster"
+    )
+    return [
+        f"| E4 | a layer T64 distinct r16, LoRA over the base | ≤ 0.45 | {_held(ours / base, 0.45)} | {told} |",
+        f"| E4 | the same over what triton_v2 adds | ≤ 0.6 | {_held(ours / v2, 0.6)} | {ours / v2:.2f} |",
+    ]
+
+
+def _held(value: float, most: float) -> str:
+    return f"{int(value <= most)} of 1"
+
+
 # --- the page
 
 
-def table(header: Mapping[str, Any], found: Sequence[Measured], files: Sequence[str]) -> str:
+def table(header: Mapping[str, Any], found: Sequence[Measured], files: Sequence[str], more: Sequence[str] = ()) -> str:
+    """Args: more: rows of goals that are not about one workload."""
     names = [name for name in NAMES if any(name in m.times for m in found)]
     lines = [
         "# The engine's kernels beside their peers",
@@ -200,13 +229,14 @@ def table(header: Mapping[str, Any], found: Sequence[Measured], files: Sequence[
         "| goal | what | bound | held by | worst |",
         "|---|---|---|---|---|",
         *(goal.row(found) for goal in goals()),
+        *more,
         "",
         _summary(found),
         "",
         "| workload | floor | " + " | ".join(NAMES[n] for n in names) + " | over the best peer |",
         "|---" * (len(names) + 3) + "|",
     ]  # fmt: skip
-    for m in found:
+    for m in found if not any(m.best_peer for m in found) else [m for m in found if m.best_peer]:
         cells = [f"{m.times[n]:.1f} ({m.times[n] / m.floor:.2f})" if n in m.times else "–" for n in names]
         lines.append(f"| {m.name} | {m.floor:.1f} | {' | '.join(cells)} | {_than_best(m)} |")
     lost = [(m.name, name, why) for m in found for name, why in m.why.items()]
@@ -236,7 +266,7 @@ def _summary(found: Sequence[Measured]) -> str:
 
 def plot(found: Sequence[Measured]) -> str:
     """Decode of 32 rows and more, and prefill: time over floor."""
-    kept = [m for m in found if OURS in m.times and m.rows >= 32 and m.rank in {"16", "64", "het"}]
+    kept = [m for m in found if OURS in m.times and m.best_peer and m.rows >= 32 and m.rank in {"16", "64", "het"}]
     kept = [m for m in kept if m.owners in {"all", "zipf", "8"}]
     rows = [(m.name, {NAMES[n]: m.times[n] / m.floor for n in SHOWN if n in m.times}) for m in kept]
     return dots(Dots("Time over the floor, in a replayed graph", "times the floor", [NAMES[n] for n in SHOWN], rows))
@@ -248,13 +278,19 @@ def main() -> None:
     asked = parser.parse_args()
     header: dict[str, Any] = {}
     found: list[Measured] = []
+    layers: list[str] = []
+    newest = ""
     for path in asked.files:
-        own, more = read(path)
+        own, here = read(path)
         header = header or own
-        found += [m for m in more if OURS in m.times or m.why.get(OURS)]
+        found += [m for m in here if OURS in m.times or m.why.get(OURS)]
+        if any(INVARIANT in m.times for m in here):
+            newest = path.name
+        layers += layer_rows(lines_of(path))
+    found = [m if m.run == newest else m.without(INVARIANT) for m in found]
     if not found:
         raise SystemExit(f"no line of {', '.join(map(str, asked.files))} has the peer {OURS!r}")
-    TABLE.write_text(table(header, found, [path.name for path in asked.files]))
+    TABLE.write_text(table(header, found, [path.name for path in asked.files], layers))
     PLOT.write_text(plot([m for m in found if OURS in m.times]))
     print(TABLE.read_text())
 

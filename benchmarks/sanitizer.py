@@ -1,11 +1,11 @@
 """The cache's churn and the engine's kernels under NVIDIA's `compute-sanitizer`, if it is on this machine.
 
     python -m benchmarks.sanitizer cache [--rows 20000]
-    python -m benchmarks.sanitizer kernels [--tool memcheck|racecheck|initcheck|synccheck]
+    python -m benchmarks.sanitizer kernels [--tool memcheck|racecheck|synccheck]
 
 Exit status 0: clean; 1: not clean; 3: there is none here, or none for this device. memcheck looks for accesses
-outside of memory, initcheck for reads of memory that nothing wrote (the planes between the two kernels are never
-cleared), racecheck for hazards in shared memory: the cache has no kernel of its own, so that one is for the engine's.
+outside of memory, racecheck for hazards in shared memory: the cache has no kernel of its own, so that one is for the
+engine's. initcheck is not offered: `expand` reads lanes of a plane that nobody wrote, and lets none of them through.
 Races of copies and kernels are what `tests/gpu/test_cache_churn.py` looks for.
 """
 
@@ -102,7 +102,7 @@ SUBJECTS: Mapping[str, Callable[[int], int]] = {"cache": churn, "kernels": kerne
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subject", choices=tuple(SUBJECTS))
-    parser.add_argument("--tool", default="memcheck", choices=("memcheck", "racecheck", "initcheck", "synccheck"))
+    parser.add_argument("--tool", default="memcheck", choices=("memcheck", "racecheck", "synccheck"))
     parser.add_argument("--rows", type=int, default=20_000, help="of the cache's churn")
     parser.add_argument("--timeout", type=float, default=240, help="seconds")
     parser.add_argument("--api-errors", default="explicit", choices=("explicit", "no", "all"), help="those to report")

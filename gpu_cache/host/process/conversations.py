@@ -145,7 +145,7 @@ class Conversations:
         except Silent as cause:
             self._given_up(str(cause))
         except (EOFError, OSError, Garbled) as cause:
-            self._lost(f"the connection ended: {cause or type(cause).__name__}")
+            self._lost(f"the connection to the loader ended: {cause or type(cause).__name__}")
         except AdapterdError as refusal:
             self._failed(refusal.problems)
         finally:
