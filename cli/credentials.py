@@ -95,10 +95,10 @@ def write_private(path: Path, data: bytes, *, replace: bool = False, mode: int =
 
 
 def named(path: Path) -> Path:
-    """`path`, if it names something in a folder. Raises NotFound (PATH_NOT_FOUND) for "", "." and "/"."""
+    """`path`, if it names something in a folder. Raises NotFound (PATH_NOT_FOUND) for "", ".", ".." and "/"."""
     from adapterd.loader.errors import Code, error
 
-    if path.name:
+    if path.name not in {"", ".."}:
         return path
     raise error(Code.PATH_NOT_FOUND, str(path), "names no file", "Name a file or folder to make.")
 

@@ -13,10 +13,9 @@ import typer
 from adapterd.cli.author import Base, BaseId, BaseRevision, LimitsFile
 from adapterd.cli.boundary import command
 from adapterd.cli.fit_manifests import manifest_of, one_base
-from adapterd.cli.inputs import BaseChoice, load_limits
+from adapterd.cli.inputs import BaseChoice, load_limits, parse_size
 from adapterd.cli.output import Report, facts, plain, rows, size, table
-from adapterd.cli.sharding import Column, Row, Tp, shardings
-from adapterd.cli.worker.command import parse_size
+from adapterd.cli.sharding import Column, Row, Tp, first_shard
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
     from adapterd.loader.errors import Problem
     from adapterd.loader.layout import Dtype
-    from adapterd.loader.manifest import Manifest
     from adapterd.loader.sharding import Sharding
 
 WIDEST_PAGE = 1 << 30
@@ -98,15 +96,17 @@ def fit(
     row: Row = None,
 ) -> Report:
     """Say how many adapters fit into a cache, byte for byte, from manifests alone: no tensor is read."""
+    from adapterd.gpu_cache.fit import footprint
+
     arena = _arena(budget, page_bytes, slots)
     caps, choice = load_limits(limits), BaseChoice(base, base_id, base_revision)
     found = [manifest_of(text, choice, caps) for text in subjects]
     spec = one_base(found)
-    ranks = shardings(spec, tp, column or (), row or ())
-    adapters = [_Adapter(name, _of_each_rank(m, dtype, arena, ranks)) for name, m, _ in found]
-    shape = _tables(spec, ranks[0], arena, max_rank, _kernels_dtype(dtype, adapters))
+    sharding = first_shard(spec, tp, column or (), row or ())
+    adapters = [_Adapter(name, footprint(m, dtype.value, arena.page_bytes, sharding)) for name, m, _ in found]
+    shape = _tables(spec, sharding, arena, max_rank, _kernels_dtype(dtype, adapters))
     problems = (*_too_large(adapters, arena), *_not_by_kernels(adapters, shape))
-    body = _body(spec, ranks[0], arena, adapters, shape, problems)
+    body = _body(spec, sharding, arena, adapters, shape, problems)
     return Report(body, [str(body["fit"])], lambda: _view(body), problems)
 
 
@@ -123,15 +123,6 @@ def _arena(budget: str, page_bytes: str, slots: int) -> _Arena:
 
 
 # ------------------------------------------------------------------ what it comes to
-
-
-def _of_each_rank(manifest: Manifest, dtype: PackedDtype, arena: _Arena, ranks: Sequence[Sharding]) -> Footprint:
-    """What it takes on any of them: shards are even, or they are refused."""
-    from adapterd.gpu_cache.fit import footprint
-
-    taken = {footprint(manifest, dtype.value, arena.page_bytes, rank) for rank in ranks}
-    assert len(taken) == 1, "a shard is larger than another"
-    return taken.pop()
 
 
 def _kernels_dtype(dtype: PackedDtype, adapters: Sequence[_Adapter]) -> Dtype:

@@ -1,8 +1,9 @@
-"""What people type and point at, turned into frozen types: base models, keys, limits, digests, subjects."""
+"""What people type and point at, turned into frozen types: base models, keys, limits, digests, sizes, subjects."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,9 @@ REF_HELP = r"tenant/name[:alias]\[@sha256:…]; no alias means `default`."
 """Escaped for the help, which reads brackets as markup."""
 
 K = TypeVar("K")
+
+_SIZE = re.compile(r"([0-9]{1,15})\s*([KMGT]iB|B)?")
+_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 MAX_KEY_BYTES = 64 << 10
 MAX_LIMITS_BYTES = 1 << 20
@@ -196,6 +200,14 @@ def parse_digests(values: Iterable[str]) -> Mapping[str, str]:
             raise typer.BadParameter(f"{value!r} is not NAME=<64 hex>", param_hint="--sha256")
         declared[name] = digest
     return declared
+
+
+def parse_size(text: str, option: str) -> int:
+    """`8GiB`, `64 MiB` or plain bytes, in bytes. Raises typer.BadParameter."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text[:40]!r} is no size; write 512MiB, 8GiB or bytes", param_hint=option)
+    return int(match[1]) << _UNITS[match[2] or "B"]
 
 
 def subject_of(text: str) -> Path | Ref:

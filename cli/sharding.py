@@ -36,8 +36,8 @@ Row = Annotated[
 ]
 
 
-def shardings(base: BaseSpec, size: int, column: Sequence[str], row: Sequence[str]) -> list[Sharding]:
-    """Of every rank, in order.
+def first_shard(base: BaseSpec, size: int, column: Sequence[str], row: Sequence[str]) -> Sharding:
+    """Of the first rank. Shards are even, or refused: each of the other ranks holds as much.
 
     Raises:
         typer.BadParameter: rules without ranks, or none where there must be some.
@@ -48,13 +48,13 @@ def shardings(base: BaseSpec, size: int, column: Sequence[str], row: Sequence[st
     if size == 1:
         if column or row:
             raise typer.BadParameter("--column and --row say how --tp ranks cut the base", param_hint="--tp")
-        return [WHOLE]
+        return WHOLE
     rules = tuple([*_said(column, "column", size), *_said(row, "row", size)] or _usual(base, size))
     if not rules:
         message = "the base has none of the usual names: say with --column and --row which linears are cut"
         raise typer.BadParameter(message, param_hint="--tp")
-    made = [Sharding(rank, size, rules) for rank in range(size)]
-    made[0].check(base)
+    made = Sharding(0, size, rules)
+    made.check(base)
     return made
 
 

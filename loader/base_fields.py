@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.formats.json_strict import JsonRules, parse_object
@@ -51,11 +51,16 @@ def read_file(path: Path, limit: int) -> bytes:
     """At most `limit` bytes. Raises NotFound (PATH_NOT_FOUND), or Failed (BASE_TABLE_INVALID) for more."""
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            return read_open(file, path.name, limit)
     except OSError as e:
         raise error(Code.PATH_NOT_FOUND, str(path), f"cannot be read: {e.strerror or e}") from e
+
+
+def read_open(file: IO[bytes], name: str, limit: int) -> bytes:
+    """At most `limit` bytes. Raises OSError, Failed (BASE_TABLE_INVALID) for more."""
+    data = file.read(limit + 1)
     if len(data) > limit:
-        raise invalid(path.name, f"is larger than {limit} bytes")
+        raise invalid(name, f"is larger than {limit} bytes")
     return data
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from adapterd.loader.base_fields import invalid, parse_json, read_file
+from adapterd.loader.base_fields import invalid, parse_json, read_open
 from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.text import shown
 
@@ -44,7 +47,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """`config.json` of the model in `path`. Raises NotFound (PATH_NOT_FOUND), Failed (BASE_TABLE_INVALID)."""
     if not path.is_dir():
         raise error(Code.PATH_NOT_FOUND, str(path), "is not a folder")
-    return parse_json(read_file(path / CONFIG_FILE, MAX_CONFIG_BYTES), CONFIG_FILE)
+    return parse_json(_read(path / CONFIG_FILE, MAX_CONFIG_BYTES), CONFIG_FILE)
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
@@ -72,11 +75,13 @@ def _weight_map(path: Path) -> dict[str, str]:
     index = path / INDEX_FILE
     if not index.exists():
         return {}
-    listed = parse_json(read_file(index, MAX_INDEX_BYTES), INDEX_FILE).get("weight_map")
+    listed = parse_json(_read(index, MAX_INDEX_BYTES), INDEX_FILE).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(v, str) for v in listed.values()):
         raise invalid(INDEX_FILE, "has no weight_map of names to files")
     if any("/" in n or "\\" in n or n in {"", ".", ".."} for n in listed.values()):
         raise invalid(INDEX_FILE, "names a file outside the folder")
+    if any("\0" in n for n in listed.values()):
+        raise invalid(INDEX_FILE, "names a file as no file can be named")
     return listed
 
 
@@ -97,7 +102,7 @@ def _tensors(path: Path) -> Iterator[StoredTensor]:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
             if not 0 < length <= MAX_HEADER_BYTES:
@@ -109,3 +114,25 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     if len(data) != length:
         raise invalid(path.name, "ends inside its header")
     return parse_json(data, path.name), 8 + length
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        with _opened(path) as file:
+            return read_open(file, path.name, limit)
+    except OSError as e:
+        raise error(Code.PATH_NOT_FOUND, str(path), f"cannot be read: {e.strerror or e}") from e
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file of the model. A pipe, or a device, that somebody put into the folder is not waited for, nor read.
+
+    Raises:
+        OSError.
+        Failed: BASE_TABLE_INVALID for what is no regular file.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise invalid(path.name, "is no regular file")
+        yield file

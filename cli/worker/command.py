@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +9,8 @@ from typing import Annotated
 import typer
 
 from adapterd.cli.boundary import command
+from adapterd.cli.inputs import parse_size
 from adapterd.cli.output import Report
-
-_SIZE = re.compile(r"(\d{1,15})\s*([KMGT]iB|B)?")
-_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
 class Loader(StrEnum):
@@ -92,11 +89,3 @@ def worker(
             socket=socket, metrics_port=metrics_port, graphs=not no_graphs,
         )
     )  # fmt: skip
-
-
-def parse_size(text: str, option: str) -> int:
-    """`8GiB`, `64 MiB` or plain bytes. Raises typer.BadParameter."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no size; write 512MiB, 8GiB or bytes", param_hint=option)
-    return int(match[1]) << _UNITS[match[2] or "B"]

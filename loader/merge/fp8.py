@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.text import shown
-from adapterd.loader.merge.matrices import Range, Stored
+from adapterd.loader.merge.matrices import Range, Stored, check_features
 
 _SCALE_DTYPES = frozenset({"F32", "BF16", "F16"})
 
@@ -41,7 +41,8 @@ class Fp8:
         wanted = tuple(-(-n // size) for n, size in zip(shape, (rows, columns), strict=False))
         if len(shape) != 2 or (grid != wanted and not (wanted == (1, 1) and grid in ((), (1,)))):
             raise error(Code.SHAPE_MISMATCH, shown(path), f"is {list(shape)} with scales {list(grid)}")
-        return cls(path, weight, scale, (rows, columns))
+        check_features(path, *shape)
+        return cls(path, weight, scale, (min(rows, shape[0]), min(columns, shape[1])))
 
     @property
     def leading(self) -> Stored:

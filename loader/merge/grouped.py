@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.text import shown
-from adapterd.loader.merge.matrices import NUMPY, Range, Stored
+from adapterd.loader.merge.matrices import NUMPY, Range, Stored, check_features
 from adapterd.loader.merge.packing import (
     WORD_BITS,
     Order,
@@ -75,6 +75,7 @@ class Grouped:
         assert qweight is not None and qzeros is not None and scales is not None
         _check(path, qweight, qzeros, scales, g_idx, len(order), by_rows=by_rows)
         count = qweight.entry.shape[0] * (len(order) if by_rows else 1)
+        check_features(path, scales.entry.shape[1], count)
         groups = _groups(path, count, scales.entry.shape[0], group_size, g_idx)
         return cls(path, qweight, qzeros, scales, g_idx, groups, order, by_rows, zero_offset, symmetric)
 
@@ -201,7 +202,7 @@ def _over(stored: Stored, block: NDArray[Any], column: int) -> Iterator[Patch]:
 
 def _groups(path: str, inputs: int, count: int, size: int, g_idx: Stored | None) -> NDArray[Any]:
     """Every group has an input. Raises Refused (SHAPE_MISMATCH)."""
-    in_a_row = np.arange(inputs) // (size if size > 0 else inputs)
+    in_a_row = np.arange(inputs) // (min(size, inputs) if size > 0 else inputs)
     groups: NDArray[Any] = in_a_row if g_idx is None else g_idx.flat().astype(np.int64)
     if not np.array_equal(np.unique(groups), np.arange(count)):
         raise error(Code.SHAPE_MISMATCH, shown(path), f"its inputs do not fall into {count} groups")

@@ -10,7 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.files import FileReader
+from adapterd.loader.formats.text import shown
 from adapterd.loader.manifest import TensorEntry
 
 NUMPY: dict[str, np.dtype[Any]] = {
@@ -25,8 +27,18 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Bytes of a value, where values have whole bytes."""
 
+MOST_FEATURES = 1 << 21
+"""Inputs, or outputs, of a packed weight: some rows of it are in memory at a time, and the group of each input."""
+
 Range = tuple[int, int]
 """First, and the one after the last."""
+
+
+def check_features(path: str, *counts: int) -> None:
+    """Raises Refused (SHAPE_MISMATCH): a packed weight has no inputs or outputs, or more than are held in memory."""
+    if not all(0 < count <= MOST_FEATURES for count in counts):
+        message = f"is a packed weight of {' × '.join(map(str, counts))} features, each may be 1 to {MOST_FEATURES}"
+        raise error(Code.SHAPE_MISMATCH, shown(path), message)
 
 
 @dataclass(frozen=True, slots=True)

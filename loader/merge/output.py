@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
-from adapterd.loader.errors import Code, error
+from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.merge.shards import NewModel, Progress, must_fit, sync, write_model
 from adapterd.loader.scratch import scratch_folder
 
@@ -24,7 +26,7 @@ def new_folder(model: NewModel, target: Path, base: Path, progress: Progress) ->
         OSError: the disk, while it is written.
     """
     must_be_free(target, base)
-    parent = target.absolute().parent
+    parent = _real(target.absolute().parent)
     parent.mkdir(parents=True, exist_ok=True)
     must_fit(model.total_bytes, parent)
     with scratch_folder("merge", parent) as scratch:
@@ -32,13 +34,36 @@ def new_folder(model: NewModel, target: Path, base: Path, progress: Progress) ->
         made.mkdir()
         write_model(model, made, progress)
         must_be_free(target, base)
-        made.rename(target)
+        put(made, parent / target.name, target)
     sync(parent)
 
 
 def must_be_free(target: Path, base: Path) -> None:
     """Raises Conflict (ALREADY_EXISTS), Failed (REQUEST_INVALID)."""
     if target.exists() or target.is_symlink():
-        raise error(Code.ALREADY_EXISTS, str(target), "exists already", "Move it away, or name another with --out.")
-    if target.absolute().parent.resolve().is_relative_to(base.resolve()):
+        raise _taken(target)
+    if _real(target.absolute().parent).is_relative_to(_real(base)):
         raise error(Code.REQUEST_INVALID, str(target), "lies inside the base", "Name a place outside of it.")
+
+
+def _real(path: Path) -> Path:
+    """Without links and `..`: to make `base/new/../..` would make `base/new`. Links in a ring stay as they are."""
+    return Path(os.path.realpath(path))
+
+
+def put(made: Path, place: Path, target: Path) -> None:
+    """Rename `made` to `place`, which the user calls `target`. Of two merges to one place, one is refused here.
+
+    Raises:
+        Conflict: ALREADY_EXISTS. OSError.
+    """
+    try:
+        made.rename(place)
+    except OSError as fault:
+        if fault.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise _taken(target) from None
+
+
+def _taken(target: Path) -> AdapterdError:
+    return error(Code.ALREADY_EXISTS, str(target), "exists already", "Move it away, or name another with --out.")

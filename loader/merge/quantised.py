@@ -83,7 +83,7 @@ def not_understood(scheme: Scheme) -> str | None:
     if scheme.method == "gptq":
         layout = s.get("checkpoint_format", "gptq")
         return _first(
-            (s.get("bits") not in (4, 8), f"{s.get('bits')} bits"),
+            (s.get("bits") not in (4, 8), f"{shown(s.get('bits'), 40)} bits"),
             (layout not in ("gptq", "gptq_v2"), f"the layout {shown(str(layout), 40)}"),
             (bool(s.get("is_marlin_format")), "the Marlin layout"),
             (s.get("pack_dtype", "int32") != "int32", "words that are not int32"),
@@ -92,7 +92,7 @@ def not_understood(scheme: Scheme) -> str | None:
     if scheme.method == "awq":
         version = str(s.get("version", s.get("format", "gemm"))).lower()
         return _first(
-            (s.get("bits", s.get("w_bit")) != 4, f"{s.get('bits', s.get('w_bit'))} bits"),
+            (s.get("bits", s.get("w_bit")) != 4, f"{shown(s.get('bits', s.get('w_bit')), 40)} bits"),
             (version != "gemm", f"the layout {shown(version, 40)}"),
             (s.get("backend", "autoawq") != "autoawq", f"the backend {shown(str(s.get('backend')), 40)}"),
             (s.get("zero_point", True) is not True, "weights without zero points"),

@@ -176,6 +176,7 @@ def test_rules_that_cut_nothing_are_refused(
     [
         (("--budget", "lots"), 2),
         (("--budget", "5"), 2),
+        (("--budget", "٨GiB"), 2),
         (("--budget", "8MiB", "--page-bytes", "1000"), 1),
         (("--budget", "8MiB", "--page-bytes", "0"), 1),
         (("--budget", "8TiB", "--page-bytes", "2TiB"), 2),

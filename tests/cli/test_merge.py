@@ -15,18 +15,23 @@ from adapterd.loader.base_weights import weights_digest
 from fakes.commands import Commands
 from fakes.disk import file_size_limit
 from fakes.merging import WEIGHTS, base_tensors, read_tensors, write_base
-from fakes.packages import TINY_ID, TINY_REVISION, tiny_llama_spec, write_package
+from fakes.packages import TINY_ID, TINY_REVISION, safetensors_bytes, tiny_llama_spec, write_package
 from fakes.server import running_registry
 
 NAMED = ("--base-id", TINY_ID, "--base-revision", TINY_REVISION)
 PINNED = f"{TINY_ID}@{TINY_REVISION}"
+RENAMED = f"tests/renamed@{TINY_REVISION}"
 
 
 @dataclass(frozen=True)
 class World:
-    """A registry whose base has a digest of its weights, a publisher with `acme/finance`, and the base's folder."""
+    """A registry whose base has a digest of its weights, a publisher with `acme/finance`, and the base's folder.
+
+    `acme/old` is the same under the names of another table of `RENAMED`. `rival` is another tenant.
+    """
 
     acme: Commands
+    rival: Commands
     base: Path
     package: Path
     data: Path
@@ -39,10 +44,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with running_registry(root / "registry") as registry:
         operator = _shell(root, "operator", registry.url, registry.operator_token)
         operator.json("base", "add", base, "--id", TINY_ID, "--revision", TINY_REVISION, "--weights-digest")
+        named = ("--id", "tests/renamed", "--revision", TINY_REVISION, "--alternative", f"old={_old_names(root)}")
+        operator.json("base", "add", base, *named)
         operator.json("tenant", "create", "acme")
+        operator.json("tenant", "create", "rival")
         scopes = ("adapters:read", "adapters:upload", "aliases:promote", "keys:admin")
         words = [word for scope in scopes for word in ("--scope", scope)]
-        acme = _shell(root, "acme", registry.url, operator.json("token", "create", "acme", *words)["token"])
+        acme, rival = (
+            _shell(root, name, registry.url, operator.json("token", "create", name, *words)["token"])
+            for name in ("acme", "rival")
+        )
+        rival.json("trust", "init", "--from-server")
         key = root / "acme.pem"
         acme.json("keygen", key)
         acme.json("key", "add", "acme", f"{key}.pub")
@@ -50,7 +62,28 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         acme.json("trust", "add-key", f"{key}.pub", "--tenant", "acme")
         package = write_package(root / "package", seed=3).directory
         acme.json("upload", package, "acme/finance", "--base", PINNED, "--sign", key, "--alias", "prod")
-        yield World(acme, base, package, registry.settings.data_dir)
+        old = _under_old_names(package, root / "old")
+        acme.json("upload", old, "acme/old", "--base", RENAMED, "--sign", key, "--alias", "default")
+        yield World(acme, rival, base, package, registry.settings.data_dir)
+
+
+def _old_names(root: Path) -> Path:
+    (root / "old.json").write_text(json.dumps({"parts": {"query": "q_proj", "value": "v_proj"}}))
+    return root / "old.json"
+
+
+def _under_old_names(package: Path, folder: Path) -> Path:
+    shutil.copytree(package, folder)
+    data = (package / WEIGHTS).read_bytes()
+    assert b"q_proj" in data
+    (folder / WEIGHTS).write_bytes(safetensors_bytes({_old(n): t for n, t in read_tensors(package).items()}))
+    config = _old((package / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(config.replace(TINY_ID, RENAMED.partition("@")[0]))
+    return folder
+
+
+def _old(text: str) -> str:
+    return text.replace("q_proj", "query").replace("v_proj", "value")
 
 
 def _shell(root: Path, name: str, url: str, token: str) -> Commands:
@@ -101,6 +134,23 @@ def test_a_reference_is_for_one_base_its_table_and_its_weights(world: World, tmp
     other = ("--base-revision", "8" * 40)
     assert refused(world.acme, out, *words, world.base, *other, status=6) == ["BASE_REVISION_MISMATCH"]
     assert refused(world.acme, out, "acme/nothing", "--base", world.base, status=5) == ["NOT_FOUND"]
+
+
+def test_another_tenants_adapter_is_as_one_that_is_not_there(world: World, tmp_path: Path) -> None:
+    words = ("--base", world.base, "--out", tmp_path / "out")
+    for alias in ("", ":prod"):
+        there, nowhere = (world.rival.run("merge", f"acme/{n}{alias}", *words) for n in ("finance", "nothing"))
+        assert (there.exit_code, nowhere.exit_code) == (5, 5)
+        assert there.stderr.replace("acme/finance", "") == nowhere.stderr.replace("acme/nothing", "")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_base_with_other_names_is_merged_into_under_its_own(world: World, tmp_path: Path) -> None:
+    here = world.acme.json("merge", "acme/old", "--base", world.base, "--out", tmp_path / "old")
+    world.acme.json("merge", "acme/finance:prod", "--base", world.base, "--out", tmp_path / "new")
+    assert here["modules"][0]["name"] == "model.layers.0.self_attn.q_proj"
+    old, new = (read_tensors(tmp_path / name) for name in ("old", "new"))
+    assert all((old[name] == new[name]).all() for name in (*old, *new))
 
 
 def test_bytes_that_are_not_the_signed_ones_are_not_merged(world: World, tmp_path: Path) -> None:

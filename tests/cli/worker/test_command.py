@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from adapterd.cli.worker.command import parse_size
+from adapterd.cli.inputs import parse_size
 from adapterd.cli.worker.models import TINY_ID, TINY_REVISION, load_model, tiny_model
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code

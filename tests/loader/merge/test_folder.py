@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from adapterd.loader.errors import AdapterdError, Code
+from adapterd.loader.merge.folder import opened_base
+from adapterd.loader.merge.output import must_be_free, put
 from fakes.disk import file_size_limit
 from fakes.merging import INDEX, SHARDS, merge, read_tensors, write_base
 from fakes.packages import write_package
@@ -92,6 +94,20 @@ def _index_escapes(base: Path) -> None:
     (base / INDEX).write_text(json.dumps(body))
 
 
+def _index_of_no_name(base: Path) -> None:
+    body = json.loads((base / INDEX).read_text())
+    body["weight_map"] = dict.fromkeys(body["weight_map"], "model\0.safetensors")
+    (base / INDEX).write_text(json.dumps(body))
+
+
+def _replaced(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def replace(base: Path) -> None:
+        (base / name).unlink()
+        make(base / name)
+
+    return replace
+
+
 @pytest.mark.parametrize(
     ("spoil", "code"),
     [
@@ -109,6 +125,10 @@ def _index_escapes(base: Path) -> None:
         (_index_escapes, Code.BASE_TABLE_INVALID),
         (lambda base: (base / "config.json").unlink(), Code.PATH_NOT_FOUND),
         (lambda base: (base / "config.json").write_text("[]"), Code.BASE_TABLE_INVALID),
+        (_index_of_no_name, Code.BASE_TABLE_INVALID),
+        (_replaced("config.json", os.mkfifo), Code.BASE_TABLE_INVALID),
+        (_replaced(INDEX, os.mkfifo), Code.ARCHIVE_SPECIAL_FILE),
+        (_replaced("config.json", lambda path: path.symlink_to("/dev/zero")), Code.BASE_TABLE_INVALID),
         (lambda base: os.mkfifo(base / "pipe"), Code.ARCHIVE_SPECIAL_FILE),
         (lambda base: (base / "notes.md").symlink_to("/etc/hostname"), Code.UNSAFE_LINK),
         (lambda base: (base / "more").symlink_to("/etc"), Code.UNSAFE_LINK),
@@ -148,6 +168,51 @@ def test_nothing_is_overwritten_and_the_base_is_not_written_into(base: Path, ada
     (tmp_path / "link").symlink_to("nowhere")
     assert refusal(base, adapter, tmp_path / "link").code is Code.ALREADY_EXISTS
     assert refusal(base, adapter, base / "out").code is Code.REQUEST_INVALID
+
+
+def test_a_way_through_the_base_makes_nothing_there(base: Path, adapter: Path, tmp_path: Path) -> None:
+    before = sorted(base.iterdir())
+    merge(base, adapter, base / "new" / ".." / ".." / "out")
+    assert sorted(base.iterdir()) == before
+    assert read_tensors(tmp_path / "out").keys() == read_tensors(base).keys()
+
+
+def test_links_in_a_ring_are_told(base: Path, tmp_path: Path) -> None:
+    ring = tmp_path / "ring"
+    ring.symlink_to(ring)
+    must_be_free(tmp_path / "out", ring)  # the ring is no base, which its reader says
+    with pytest.raises(AdapterdError) as caught:
+        opened_base(ring).__enter__()
+    assert caught.value.code is Code.PATH_NOT_FOUND
+    must_be_free(ring / "out", base)
+
+
+def test_of_two_merges_to_one_place_one_is_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
+    class Rival(list[int]):
+        """Merges to the same place while the first is at work."""
+
+        def append(self, count: int) -> None:
+            if not self:
+                super().append(count)
+                merge(base, adapter, tmp_path / "out")
+
+    with pytest.raises(AdapterdError) as caught:
+        merge(base, adapter, tmp_path / "out", progress=Rival())
+    assert (caught.value.code, caught.value.problem.where) == (Code.ALREADY_EXISTS, str(tmp_path / "out"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "base", "out"]
+    assert read_tensors(tmp_path / "out").keys() == read_tensors(base).keys()
+
+
+def test_the_last_word_is_the_disks(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("mine")
+    (tmp_path / "plain").write_text("mine")
+    for name in ("taken", "plain"):
+        with pytest.raises(AdapterdError) as caught:
+            put(tmp_path / "made", tmp_path / name, Path(name))
+        assert (caught.value.code, caught.value.problem.where) == (Code.ALREADY_EXISTS, name)
+        assert (tmp_path / "made").is_dir()
 
 
 def test_a_full_disk_leaves_nothing(base: Path, adapter: Path, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from torch import nn
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.manifest import TensorEntry
+from adapterd.loader.merge.fp8 import Fp8
 from adapterd.loader.merge.grouped import Grouped
 from adapterd.loader.merge.loss import Loss
-from adapterd.loader.merge.matrices import Stored
+from adapterd.loader.merge.matrices import MOST_FEATURES, NUMPY, Stored
 from adapterd.loader.merge.packed_rows import PackedRows
 from adapterd.loader.merge.packing import in_order
+from adapterd.loader.merge.quantised import Scheme, not_understood
 from adapterd.loader.merge.tiles import merged
 from fakes.merging import INDEX, merge, read_tensors, span_of, write_base
 from fakes.packages import TINY_ID, TINY_REVISION, WrittenPackage, write_package
@@ -290,6 +292,50 @@ def test_parts_that_do_not_make_a_weight_are_refused(
     save_file(tensors if value is None else tensors | {name: value}, base / "model.safetensors")
     adapter = adapter_for(spec, tmp_path / "a").directory
     assert refusal(base, adapter, tmp_path / "out", spec, dequantize="F32").code is code
+
+
+def entry_of(name: str, dtype: str, shape: tuple[int, ...], nbytes: int = 0) -> Stored:
+    return Stored("f", TensorEntry(name, dtype, shape, 0, nbytes), BytesReader(b""))
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0), (1, MOST_FEATURES + 1)])
+def test_a_packed_weight_has_inputs_and_outputs_and_not_too_many(shape: tuple[int, int]) -> None:
+    scale = entry_of("w.weight_scale_inv", "F32", (shape[0], -(-shape[1] // MOST_FEATURES)))
+    with pytest.raises(AdapterdError) as caught:
+        Fp8.of("w", entry_of("w.weight", "F8_E4M3", shape), scale, [1, MOST_FEATURES])
+    assert caught.value.code is Code.SHAPE_MISMATCH
+    rows = MOST_FEATURES // 8 + 1
+    parts = {
+        "qweight": entry_of("w.qweight", "I32", (rows, 8)), "qzeros": entry_of("w.qzeros", "I32", (1, 1)),
+        "scales": entry_of("w.scales", "F16", (1, 8)),
+    }  # fmt: skip
+    with pytest.raises(AdapterdError) as caught:
+        Grouped.of("w", parts, in_order(4), -1, by_rows=True, zero_offset=1, symmetric=False)
+    assert (caught.value.code, caught.value.problem.where) == (Code.SHAPE_MISMATCH, "w")
+
+
+def test_a_size_beyond_the_weight_is_one_group_for_all() -> None:
+    made = gptq(random_integers(32, 16, bits=4, group=32, seed=1))
+    weights = [
+        Grouped.of("w", stored(made), in_order(4), size, by_rows=True, zero_offset=1, symmetric=False)
+        for size in (-1, 32, 10**30)
+    ]
+    one, *others = (w.block((0, 16), (0, 32)) for w in weights)
+    assert np.ptp(one) > 0
+    for other in others:
+        np.testing.assert_array_equal(one, other)
+    scale = Stored("f", TensorEntry("s", "F32", (1, 1), 0, 4), BytesReader(np.float32([3]).tobytes()))
+    eight = NUMPY["F8_E4M3"]
+    weight = Stored("f", TensorEntry("w", "F8_E4M3", (2, 2), 0, 4), BytesReader(np.ones((2, 2), eight).tobytes()))
+    assert (Fp8.of("w", weight, scale, [10**40, 10**40]).block((0, 2), (0, 2)) == 3).all()
+
+
+def test_a_config_is_not_repeated_at_length() -> None:
+    for method in ("gptq", "awq"):
+        why = not_understood(Scheme(method, {"bits": "\x1b[2J" * 9999}))
+        assert why is not None
+        assert len(why) < 60
+        assert why.isprintable()
 
 
 def test_a_wish_about_quantisation_for_a_base_in_floats_is_refused(tmp_path: Path) -> None:
