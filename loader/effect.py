@@ -35,13 +35,13 @@ NORM_ROUNDING = 3e-7
 SMALLEST = float(np.finfo(np.float32).smallest_normal)
 """The engine accumulates in float32: a scaled delta whose norm is below this one does nothing there."""
 
-TILE_VALUES = 1 << 20
+TILE_VALUES = 1 << 21
 """Values of one tile."""
 
 WHOLE_BYTES = 4 << 20
 """Of an A that is read at once, since its columns lie apart."""
 
-TILE_BYTES = 1 << 19
+TILE_BYTES = 1 << 20
 """Of one tile of B, which is read at once."""
 
 NORM_DIGITS = 8
