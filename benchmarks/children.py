@@ -29,10 +29,11 @@ class Cost:
 
 
 def command(words: Sequence[str], env: dict[str, str] | None = None) -> Cost:
-    """Run this interpreter with `words`."""
+    """Run this interpreter with `words`; bytecode is kept, as for what is installed."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen([sys.executable, *words], stdout=out, env={**os.environ, **(env or {})})
+        process = subprocess.Popen([sys.executable, *words], stdout=out, env={**kept, **(env or {})})
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         took = time.perf_counter() - began
