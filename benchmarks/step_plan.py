@@ -25,30 +25,24 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
-import torch
 from benchmarks.machine import circumstances, store
 from torch import nn
 
-from adapterd.gpu_cache.device import open_device
 from adapterd.gpu_cache.engine import LoRAEngine
 from adapterd.gpu_cache.engine.device_plan import Work, fill
 from adapterd.gpu_cache.engine.device_tables import DeviceTables
 from adapterd.gpu_cache.engine.fast_path import shape_of
 from adapterd.gpu_cache.engine.plan import Planner, split_rows
 from adapterd.gpu_cache.engine.shares import Shares
-from adapterd.gpu_cache.slots import Resident
+from adapterd.gpu_cache.engine.tuning.world import Lease, Residents
 from adapterd.gpu_cache.table_shape import Matrix, TableShape
 from adapterd.loader.base_model import BaseSpec
-from adapterd.loader.identity import FileEntry, VersionKey, sha256_hex
-from adapterd.loader.layout import plan_layout
-from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
-from adapterd.loader.sharding import WHOLE, Sharding
 
 PAGE = 1 << 14
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -89,59 +83,10 @@ def batches() -> list[Batch]:
     ]
 
 
-class Ticket:
-    def end(self) -> None:
-        pass
-
-
-@dataclass(eq=False)
-class Lease:
-    composition: tuple[tuple[Resident, float], ...]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    max_residents: int = ADAPTERS
-    page_bytes: int = PAGE
-    dtype: str = "F32"
-    sharding: Sharding = WHOLE
-
-
-class Residents:
-    """A serving cache in which everything is; a step costs it nothing."""
-
-    def __init__(self, base: BaseSpec) -> None:
-        self.base, self.config, self.device = base, Sizes(), open_device("cpu")
-        self.arena = torch.zeros(1024 * PAGE, dtype=torch.uint8)
-        self.residents = [self._resident(slot) for slot in range(ADAPTERS)]
-
-    def _resident(self, slot: int) -> Resident:
-        rank, modules = RANKS[slot % len(RANKS)], []
-        for m in self.base.modules:
-            a = TensorEntry(f"{m.path}.a", "F32", (rank, m.in_features), 0, 1)
-            b = TensorEntry(f"{m.path}.b", "F32", (m.out_features, rank), 0, 1)
-            modules.append(ModuleEntry(m.path, rank, 1.0, 0.5, "F32", m.in_features, m.out_features, a, b))
-        files = (FileEntry("adapter_model.safetensors", sha256_hex(str(slot).encode()), 1),)
-        manifest = Manifest(self.base.pin, tuple(modules), files)
-        layout = plan_layout(manifest, "F32", PAGE)
-        key = VersionKey("t", self.base.pin, manifest.version_digest)
-        return Resident(key, slot, 0, manifest, layout, tuple(range(layout.n_pages)))
-
-    def lease(self, slots: Sequence[int], *, generation: int = 0) -> Lease:
-        return Lease(tuple([(self._use(self.residents[slot], generation), 1.0) for slot in slots]))
-
-    @staticmethod
-    def _use(resident: Resident, generation: int) -> Resident:
-        if not generation:
-            return resident
-        r = resident
-        return Resident(r.key, r.slot, generation, r.manifest, r.layout, r.pages)
-
-    def begin_step(self, _leases: Sequence[Any], /) -> Ticket:
-        return Ticket()
-
-    def rebind(self, base: BaseSpec, /) -> None:
-        raise NotImplementedError
+def lease_on(cache: Residents, slots: Sequence[int], *, generation: int = 0) -> Lease:
+    """A composition of these adapters, weights 1; with a `generation`, as if they had just come into their slots."""
+    residents = [cache.leases[slot].composition[0][0] for slot in slots]
+    return Lease(tuple([(replace(r, generation=generation) if generation else r, 1.0) for r in residents]))
 
 
 class Bench:
@@ -150,14 +95,15 @@ class Bench:
     def __init__(self, repeats: int) -> None:
         layers = (nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in LINEARS}) for _ in range(LAYERS))
         model, self.repeats = nn.ModuleList(layers), repeats
-        self.cache = Residents(BaseSpec.from_module(model, id="bench/plan", revision="f" * 40))
+        base = BaseSpec.from_module(model, id="bench/plan", revision="f" * 40)
+        self.cache = Residents(base, [RANKS[slot % len(RANKS)] for slot in range(ADAPTERS)], "cpu", "F32", PAGE)
         self.engine = LoRAEngine(model, self.cache, kernels="triton")
 
     def measure(self, batch: Batch) -> dict[str, float]:
         """Median microseconds by kind of step; `numpy fill` is the limit."""
-        leases = [self.cache.lease(slots) for slots in batch.entries]
-        other = self.cache.lease([ADAPTERS - 1])
-        self._step([(self.cache.lease([slot]), 1) for slot in range(ADAPTERS)])  # all tables' rows
+        leases = [lease_on(self.cache, slots) for slots in batch.entries]
+        other = lease_on(self.cache, [ADAPTERS - 1])
+        self._step([(lease_on(self.cache, [slot]), 1) for slot in range(ADAPTERS)])  # all tables' rows
         before = [(lease, batch.rows) for lease in leases]
         changed = [*before[:-1], (other, batch.rows)]
         fill = Limit(self.cache, batch)
@@ -168,9 +114,9 @@ class Bench:
         found["standing"] = self._steps(lambda _: before)
         found["changed"] = self._steps(lambda n: (before, changed)[n % 2])
         orders = batch.entries, batch.entries[::-1]
-        found["all changed"] = self._steps(lambda n: [(self.cache.lease(s), batch.rows) for s in orders[n % 2]])
+        found["all changed"] = self._steps(lambda n: [(lease_on(self.cache, s), batch.rows) for s in orders[n % 2]])
         found["new adapter"] = self._steps(
-            lambda n: [*before[:-1], (self.cache.lease([ADAPTERS - 1], generation=n + 1), batch.rows)]
+            lambda n: [*before[:-1], (lease_on(self.cache, [ADAPTERS - 1], generation=n + 1), batch.rows)]
         )
         return found
 
@@ -215,7 +161,7 @@ class Limit:
         self.entries, self.rows = len(batch.entries), batch.rows
         self.table = np.zeros((ADAPTERS, 8), np.int32)
         rows = -(-max(RANKS) // 4)
-        self.table[:, 3] = [-(-r.manifest.modules[0].rank // rows) for r in cache.residents]
+        self.table[:, 3] = [-(-RANKS[slot % len(RANKS)] // rows) for slot in range(ADAPTERS)]
         self.out = np.zeros((1 << 16, 8), np.int32)
 
     def __call__(self) -> None:

@@ -19,7 +19,7 @@ from adapterd.gpu_cache.engine.tuning.workloads import Widths, Workload
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.identity import FileEntry, VersionKey, sha256_hex
-from adapterd.loader.layout import plan_layout
+from adapterd.loader.layout import Dtype, plan_layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
 from adapterd.loader.sharding import WHOLE, Sharding
 
@@ -66,22 +66,25 @@ class Lease:
 @dataclass(frozen=True)
 class Sizes:
     max_residents: int
-    page_bytes: int = PAGE
-    dtype: str = "BF16"
+    page_bytes: int
+    dtype: Dtype
     sharding: Sharding = WHOLE
 
 
 class Residents:
     """A serving cache without a stager: random adapters, in pages in random order, that are there from the start."""
 
-    def __init__(self, base: BaseSpec, ranks: Sequence[int], device: str) -> None:
+    def __init__(
+        self, base: BaseSpec, ranks: Sequence[int], device: str, dtype: Dtype = "BF16", page_bytes: int = PAGE
+    ) -> None:
+        """Args: ranks: of each adapter, in all modules of the base."""
         self.base = base
-        self.config = Sizes(max_residents=len(ranks))
+        self.config = Sizes(len(ranks), page_bytes, dtype)
         self.device: Device = open_device(device)
-        manifests = [_manifest(base, rank, index) for index, rank in enumerate(ranks)]
-        layouts = [plan_layout(manifest, "BF16", PAGE) for manifest in manifests]
+        manifests = [_manifest(base, rank, index, dtype) for index, rank in enumerate(ranks)]
+        layouts = [plan_layout(manifest, dtype, page_bytes) for manifest in manifests]
         count = sum(layout.n_pages for layout in layouts)
-        words = torch.empty(count * PAGE // 2, dtype=torch.bfloat16, device=device).normal_(std=1 / 64)
+        words = torch.empty(count * page_bytes // 2, dtype=torch.bfloat16, device=device).normal_(std=1 / 64)
         self.arena = words.view(torch.uint8)
         free = random.Random(1).sample(range(count), count)  # noqa: S311 - a workload, no secret
         self.leases: list[Lease] = []
@@ -99,13 +102,13 @@ class Residents:
         self.leases.clear()
 
 
-def _manifest(base: BaseSpec, rank: int, index: int) -> Manifest:
+def _manifest(base: BaseSpec, rank: int, index: int, dtype: Dtype) -> Manifest:
     modules = []
     for module in base.modules:
         k, n = module.in_features, module.out_features
-        a = TensorEntry(f"{module.path}.a", "BF16", (rank, k), 0, 1)
-        b = TensorEntry(f"{module.path}.b", "BF16", (n, rank), 0, 1)
-        modules.append(ModuleEntry(module.path, rank, 1.0, SCALING, "BF16", k, n, a, b))
+        a = TensorEntry(f"{module.path}.a", dtype, (rank, k), 0, 1)
+        b = TensorEntry(f"{module.path}.b", dtype, (n, rank), 0, 1)
+        modules.append(ModuleEntry(module.path, rank, 1.0, SCALING, dtype, k, n, a, b))
     digest = sha256_hex(str(index).encode())
     return Manifest(base.pin, tuple(modules), (FileEntry("adapter_model.safetensors", digest, 1),))
 
