@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,9 @@ from adapterd.loader.identity import BasePin, Ref, VersionKey
 from adapterd.loader.manifest import Manifest
 
 PREFIX_TYPE = b"adapterd.prefix/1"
+
+MOST_WEIGHT = (2 - 2**-23) * 2.0**127
+"""The largest float32 (IEEE 754): kernels read weights as such."""
 
 Wish = str | Sequence[tuple[str, float]] | None
 """What `acquire` takes: a REF, a list of (REF, weight), or None for the base."""
@@ -92,17 +94,20 @@ def prefix_key(tenant: str, base: BasePin, components: Sequence[Component]) -> b
 
 
 def _finite(ref: str, weight: float) -> float:
-    if isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) <= sys.float_info.max:
-        return float(weight)  # an int may be too large for one, and then has no finite value either
-    raise error(Code.COMPOSITION_INVALID, str(ref)[:160], f"weight {weight!r} is no finite number")
+    if isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) <= MOST_WEIGHT:
+        return float(weight)
+    raise error(Code.COMPOSITION_INVALID, str(ref)[:160], f"weight {weight!r:.60} is no finite float32")
 
 
 def _sum(key: VersionKey, weights: Sequence[float]) -> float:
     try:
-        return math.fsum(weights)
+        total = math.fsum(weights)
     except OverflowError:
-        raise error(
-            Code.COMPOSITION_INVALID,
-            f"sha256:{key.digest}",
-            "the weights of this version do not sum to a finite number",
-        ) from None
+        total = math.inf
+    if abs(total) <= MOST_WEIGHT:
+        return total
+    raise error(
+        Code.COMPOSITION_INVALID,
+        f"sha256:{key.digest}",
+        "the weights of this version do not sum to a finite float32",
+    )

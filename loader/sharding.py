@@ -63,6 +63,13 @@ class Cut:
         return _length(self.outputs)
 
 
+def _whole(where: str, *numbers: object) -> None:
+    """Neither 2.0 nor True is one: they compare equal to whole numbers, and are not written like them."""
+    for number in numbers:
+        if type(number) is not int:
+            raise _invalid(where, f"{number!r} is no whole number", "")
+
+
 @dataclass(frozen=True)
 class Sharding:
     """What rank `rank` of `size` holds. Immutable; equal ones cut alike.
@@ -77,6 +84,7 @@ class Sharding:
 
     def __post_init__(self) -> None:
         """Raises Failed (SETTINGS_INVALID)."""
+        _whole("rank", self.rank, self.size)
         if not 0 <= self.rank < self.size <= MAX_RANKS:
             raise _invalid("rank", f"{self.rank} of {self.size} ranks, of which there may be {MAX_RANKS}", "")
         for rule in self.rules:
@@ -87,6 +95,7 @@ class Sharding:
     def _check_rule(self, rule: Rule) -> None:
         if rule.axis not in {"column", "row"} or not rule.name:
             raise _invalid(rule.name, f"axis {rule.axis!r} is neither column nor row", "")
+        _whole(rule.name, rule.slices, *rule.groups)
         if rule.slices < 1 or self.size % rule.slices:
             raise _invalid(
                 rule.name, f"{rule.slices} slices for {self.size} ranks",

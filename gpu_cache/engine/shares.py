@@ -99,8 +99,9 @@ class Shares:
     # --- one composition
 
     def _learn(self, address: int, composition: Composition) -> int:
-        share = self._known[address] = self._share(composition)
-        self._held[address] = composition
+        share = self._share(composition)
+        self._held[address] = composition  # first: an address is known only while what stands there is held
+        self._known[address] = share
         return share
 
     def _share(self, composition: Composition) -> int:
@@ -129,17 +130,21 @@ class Shares:
         return why
 
     def _mix(self, key: tuple[tuple[int, int, float], ...]) -> int:
-        share = self._mixes[key] = self._first_mix + len(self._blocks)
-        if share == len(self.entries):
-            self.entries = np.concatenate((self.entries, self.entries[self._first_mix :]))
+        """A share of its own. It is known by its key last of all: a fault on the way must not leave a number behind
+        that the next composition is given, too."""
         cells: list[int] = []
         weights: list[float] = []
         for slot, _, weight in key:
             _, _, first, blocks, *_ = self.entries[FIRST_SLOT + slot].tolist()
             cells += range(first, first + blocks)
             weights += [weight] * blocks
-        self._blocks.append(np.array((cells, np.array(weights, np.float32).view(np.int32)), np.int32))
+        blocks_of_it = np.array((cells, np.array(weights, np.float32).view(np.int32)), np.int32)
+        share = self._first_mix + len(self._blocks)
+        if share == len(self.entries):
+            self.entries = np.concatenate((self.entries, self.entries[self._first_mix :]))
         self.entries[share, 2], self.entries[share, 3] = 0, len(cells)
+        self._blocks.append(blocks_of_it)
+        self._mixes[key] = share
         return share
 
     def _forget_mixes(self) -> None:

@@ -42,11 +42,11 @@ def test_equal_ones_are_summed_and_zero_is_dropped() -> None:
 
 def test_a_sum_must_be_finite() -> None:
     with pytest.raises(AdapterdError) as refused:
-        normalise([(key("a"), 1.7e308), (key("a"), 1.7e308)])
+        normalise([(key("a"), 3e38), (key("a"), 3e38)])
     assert refused.value.code is Code.COMPOSITION_INVALID
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf"), 10**400, "1", None, True])
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf"), 3.5e38, -1e39, 10**400, "1", None, True])
 def test_weights_must_be_finite_numbers(weight: object) -> None:
     with pytest.raises(AdapterdError) as refused:
         parse_wish([("acme/a", weight)], 4)  # type: ignore[list-item]

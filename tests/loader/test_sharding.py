@@ -84,6 +84,24 @@ def test_what_cannot_be_cut_evenly_is_refused_by_name(make: Any, said: str) -> N
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Sharding(0.5, 2),  # type: ignore[arg-type]
+        lambda: Sharding(True, 2),
+        lambda: Sharding("0", 2),  # type: ignore[arg-type]
+        lambda: Sharding(0, 2.0),  # type: ignore[arg-type]
+        lambda: Sharding(0, 2, (Rule("q", "column", 2.0),)),  # type: ignore[arg-type]
+        lambda: Sharding(0, 2, (Rule("q", "column", 2, (4.0, 4.0)),)),  # type: ignore[arg-type]
+    ],
+)
+def test_ranks_and_slices_are_whole_numbers(make: Any) -> None:
+    with pytest.raises(Failed) as refused:
+        make()
+    assert refused.value.code is Code.SETTINGS_INVALID
+    assert "is no whole number" in str(refused.value)
+
+
 def test_an_embedding_is_not_cut() -> None:
     table = BaseSpec.of([BaseModule("wte", ModuleKind.EMBEDDING, 64, 8)], id="tests/shards", revision="a" * 40)
     with pytest.raises(Failed, match="only linears can be cut"):

@@ -105,6 +105,17 @@ def test_compositions_are_laid_one_behind_the_other(world: World) -> None:
     assert world.shares.mixed(shares[3:]).shape == (2, 0)
 
 
+def test_a_fault_on_the_way_leaves_no_number_behind_for_two(world: World) -> None:
+    beyond = ((world.residents[0], 1e39),)  # more than float32 holds
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        world.shares.of((beyond,))
+    (other,) = world.shares.of((((world.residents[1], 0.5),),))
+    with np.errstate(over="ignore"):
+        (again,) = world.shares.of((beyond,))
+    assert again != other
+    assert world.shares.mixed([other])[0].tolist() == [world.tables.shape.stride, world.tables.shape.stride + 1]
+
+
 def test_compositions_are_forgotten_before_they_are_too_many(world: World) -> None:
     one = world.residents[0]
     size = 0
