@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from adapterd.loader.checks import examine_path
 from adapterd.loader.image import PackedImage
 from adapterd.loader.layout import plan_layout
 from adapterd.loader.parallel import for_each
-from adapterd.loader.placing import placings
+from adapterd.loader.placing import MOST_TURNED, placings
 from adapterd.loader.trust.chunks import CHUNK_BYTES
 
 THREADS = 8
@@ -80,14 +81,21 @@ class ColdParts:
         for_each(self._chunks, one, THREADS)
 
     def _pack(self) -> None:
-        """Values from the file's bytes to their places in the image; nothing is read or hashed."""
-        memory = self._file.numpy().data
+        """Bytes from the file's in memory to their places in the image, and every B turned there; nothing is read or
+        hashed."""
+        file = self._file.numpy()
         places = placings(self._manifest, self._layout, PackedImage(self._layout, self._image.numpy().data))
+        spares = local()
 
         def one(index: int) -> None:
-            tensor = places[index].tensor
-            values = np.frombuffer(memory, np.uint16, tensor.nbytes // 2, tensor.begin)
-            places[index].put(0, values)
+            place, done = places[index], places[index].tensor.begin
+            for part in place.landing(0, place.tensor.nbytes):
+                np.frombuffer(part, np.uint8)[:] = file[done : done + len(part)]
+                done += len(part)
+            if place.is_b:
+                if not hasattr(spares, "memory"):
+                    spares.memory = np.empty(2 * MOST_TURNED, np.uint8).data
+                place.turn(spares.memory)
 
         for_each(len(places), one, THREADS)
 

@@ -1,4 +1,8 @@
-"""A Llama with Llama-3.1-8B's shapes and random weights under the reference worker's loop, with clocks on it."""
+"""A decoder of Llama-3.1-8B's shapes and random weights under the reference worker's loop, with clocks on it.
+
+Its projections are fused as serving engines fuse them, q with k and v, gate with up: four linears a layer for seven of
+the adapters'. The class is transformers' Phi-3, the Llama of that form.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
+from benchmarks.cache_adapters import llama_base, own_bytes
 from benchmarks.cache_common import Bench
 from torch import Tensor, nn
 
@@ -21,14 +27,17 @@ from adapterd.loader.base_model import BaseSpec
 
 MAX_RANK = 64
 """Of the benchmarks' adapters: fewer kernels to compile."""
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+LOOK_EVERY = 16
+"""Of the steps: what adapters they have takes tens of microseconds to count."""
 
 
 def llama(bench: Bench, layers: int) -> nn.Module:
     """bf16 on CUDA."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import Phi3Config, Phi3ForCausalLM
 
     wide = not bench.small
-    config = LlamaConfig(
+    config = Phi3Config(
         vocab_size=128_256 if wide else 128,
         hidden_size=4096 if wide else 64,
         intermediate_size=14_336 if wide else 224,
@@ -36,19 +45,37 @@ def llama(bench: Bench, layers: int) -> nn.Module:
         num_attention_heads=32 if wide else 4,
         num_key_value_heads=8 if wide else 2,
         max_position_embeddings=4096,
+        pad_token_id=0,
+        eos_token_id=1,
     )
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16 if bench.cuda else torch.float32)
     try:
         with torch.device(bench.device):
-            model: nn.Module = LlamaForCausalLM(config).eval().requires_grad_(False)
+            model: nn.Module = Phi3ForCausalLM(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(usual)
     return model
 
 
-def base_of(model: nn.Module) -> BaseSpec:
-    return BaseSpec.from_module(model, id="benchmarks/llama-8b", revision="6" * 40)
+def base_of(bench: Bench, layers: int) -> BaseSpec:
+    """The table of the adapters' seven linears."""
+    return llama_base(layers, small=bench.small)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the clocks of a model have seen.
+
+    Attributes:
+        gpu: seconds of each forward on the device.
+        between: seconds from each one's end to the next one's begin there.
+        launching: seconds of the host, in all.
+    """
+
+    gpu: list[float]
+    between: list[float]
+    launching: float
 
 
 class TimedModel(FlatModel):
@@ -75,11 +102,13 @@ class TimedModel(FlatModel):
     def begin_count(self) -> None:
         self._spans, self._launching = [], 0.0
 
-    def end_count(self) -> tuple[list[float], float]:
-        """(seconds of each forward on the device, seconds of launching them), since it began."""
+    def end_count(self) -> Counted:
+        """Since it began."""
         if self._spans:
             self._spans[-1][1].synchronize()
-        return [1e-3 * begin.elapsed_time(end) for begin, end in self._spans], self._launching
+        gpu = [1e-3 * begin.elapsed_time(end) for begin, end in self._spans]
+        between = [1e-3 * one[1].elapsed_time(other[0]) for one, other in pairwise(self._spans)]
+        return Counted(gpu, between, self._launching)
 
     def _event(self) -> torch.cuda.Event | None:
         if not self._cuda:
@@ -90,10 +119,15 @@ class TimedModel(FlatModel):
 
 
 class TimedEngine:
-    """Attributes: begin_seconds: of plans and of what is enqueued for them, so far."""
+    """Attributes: begin_seconds: of plans and of what is enqueued for them, so far.
+
+    adapters: (how many, their bytes) of the steps that were looked at.
+    """
 
     def __init__(self, engine: LoRAEngine[Lease | None]) -> None:
-        self._engine, self.begin_seconds = engine, 0.0
+        self._engine, self.begin_seconds, self._steps = engine, 0.0, 0
+        self.adapters: list[tuple[int, int]] = []
+        self._bytes: dict[int, int] = {}
 
     @property
     def served(self) -> frozenset[str]:
@@ -103,12 +137,26 @@ class TimedEngine:
         self._engine.check(lease)
 
     @contextmanager
-    def step(self, rows: Iterable[tuple[Lease | None, int]]) -> Iterator[object]:
+    def step(self, rows: Sequence[tuple[Lease | None, int]]) -> Iterator[object]:
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            self._look(lease for lease, _ in rows if lease is not None)
         then = time.perf_counter()
         step = self._engine.step(rows)
         with step:
             self.begin_seconds += time.perf_counter() - then
             yield step
+
+    def _look(self, leases: Iterable[Lease]) -> None:
+        residents = {resident.slot: resident for lease in leases for resident, _ in lease.composition}
+        self.adapters.append((len(residents), sum(self._own(each) for each in residents.values())))
+
+    def _own(self, resident: Any) -> int:
+        """Bytes of its factors. The benchmarks' adapters of a shape share one layout."""
+        key = id(resident.layout)
+        if key not in self._bytes:
+            self._bytes[key] = own_bytes(resident.manifest)
+        return self._bytes[key]
 
 
 class NoEngine:
@@ -116,6 +164,7 @@ class NoEngine:
 
     served: frozenset[str] = frozenset()
     begin_seconds = 0.0
+    adapters: Sequence[tuple[int, int]] = ()
 
     @dataclass
     class _Step(AbstractContextManager["NoEngine._Step"]):
@@ -132,9 +181,14 @@ class NoEngine:
 
 
 @contextmanager
-def warm_engine(model: nn.Module, cache: AdapterCache, most_rows: int) -> Iterator[TimedEngine]:
-    """An engine whose kernels are there."""
+def warm_engine(model: nn.Module, cache: AdapterCache, rows: Iterable[int]) -> Iterator[TimedEngine]:
+    """An engine whose kernels for steps of so many rows are there."""
     engine: LoRAEngine[Lease | None]
-    with LoRAEngine(model, cache, max_rank=MAX_RANK) as engine:
-        engine.warm_up([rows for rows in ROW_BUCKETS if rows <= most_rows])
+    with LoRAEngine(model, cache, stacked=STACKED, max_rank=MAX_RANK) as engine:
+        engine.warm_up(rows)
         yield TimedEngine(engine)
+
+
+def buckets(least: int, most: int) -> list[int]:
+    """The sizes that steps of so many rows are padded to."""
+    return [rows for rows in ROW_BUCKETS if least <= rows <= most]

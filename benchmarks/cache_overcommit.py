@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from benchmarks.cache_adapters import MadeUpLoader, Shape
 from benchmarks.cache_common import Bench, Part
-from benchmarks.cache_model import TimedModel, base_of, llama, warm_engine
+from benchmarks.cache_model import TimedModel, base_of, buckets, llama, warm_engine
 from benchmarks.cache_requests import ROWS, Callers, refs_of, zipf
 from benchmarks.cache_steady import Compiles, Steady, counted_compiles
-from benchmarks.cache_worlds import made_up_cache, passed_through
+from benchmarks.cache_worlds import AT_ONCE, made_up_cache, passed_through
 
 from adapterd.gpu_cache import AdapterCache
 
@@ -75,15 +75,15 @@ def _world(bench: Bench, stack: ExitStack, layers: int, count: int, times: int) 
     model = llama(bench, layers)
     flat = TimedModel(bench, model, KV_BLOCKS)
     stack.callback(flat.close)
-    loader = MadeUpLoader(base_of(model), [Shape(bench.pick(RANK, 4))] * count, bench.page_bytes)
+    loader = MadeUpLoader(base_of(bench, layers), [Shape(bench.pick(RANK, 4))] * count, bench.page_bytes)
     each = loader.versions[0].layout.n_pages
     sizes = {"vram_pages": count // times * each, "host_pages": count * each, "max_residents": count}
     cache = stack.enter_context(made_up_cache(bench, loader, **sizes))
-    engine = stack.enter_context(warm_engine(model, cache, 2 * ROWS))
+    engine = stack.enter_context(warm_engine(model, cache, buckets(ROWS, 2 * ROWS)))
     refs = [v.pinned for v in loader.versions]
-    passed_through(cache, reversed(refs))
+    passed_through(cache, reversed(refs), at_once=AT_ONCE)
     callers = Callers(bench, flat, engine, cache, refs_of(zipf(count, 3), refs))
-    stack.callback(callers.loop.close)
+    stack.callback(callers.close)
     bench.say(f"C6 {times}× the capacity is there")
     return World(cache, flat, callers)
 

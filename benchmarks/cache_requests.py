@@ -43,19 +43,22 @@ class Served:
 
     Attributes:
         walls: seconds of each step, from its begin to its tokens and what callers do with them.
-        gpu: seconds of each step's forward on the device, by events; none on the CPU.
+        gpu, between: see `cache_model.Counted`, by events; none on the CPU.
         tokens: that were generated.
         rows: of all steps together, prompts included, without padding.
         begin_seconds: the engine's plans. model_seconds: launching or replaying, on the CPU.
+        adapters: (how many, bytes) of some steps.
     """
 
     walls: list[float] = field(default_factory=list)
     gpu: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
     tokens: int = 0
     rows: int = 0
     seconds: float = 0.0
     begin_seconds: float = 0.0
     model_seconds: float = 0.0
+    adapters: Sequence[tuple[int, int]] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -93,6 +96,7 @@ class Callers:
         self.loop = ServingLoop(model, anything, cache, scheduler=scheduler, max_rows=2 * ROWS)
         self._random = np.random.default_rng(5)
         self._open = self._told = self._asked = 0
+        self._over = False
 
     @property
     def captured(self) -> int:
@@ -104,8 +108,10 @@ class Callers:
         served, began = Served(), time.perf_counter()
         self._model.begin_count()
         told, begins, rows = self._told, self._engine.begin_seconds, self.loop.statistics().rows
+        seen = len(self._engine.adapters)
         while len(served.walls) < steps and time.perf_counter() - began < seconds:
-            self._ask()
+            if not self._open:
+                self._ask()
             then = time.perf_counter()
             ran = self._model.steps
             self.loop.step()
@@ -115,8 +121,15 @@ class Callers:
         served.tokens = self._told - told
         served.rows = self.loop.statistics().rows - rows
         served.begin_seconds = self._engine.begin_seconds - begins
-        served.gpu, served.model_seconds = self._model.end_count()
+        served.adapters = self._engine.adapters[seen:]
+        counted = self._model.end_count()
+        served.gpu, served.between, served.model_seconds = counted.gpu, counted.between, counted.launching
         return served
+
+    def close(self) -> None:
+        """Ends what is open, and the loop."""
+        self._over = True
+        self.loop.close()
 
     def _ask(self) -> None:
         while self._open < ROWS + AHEAD:
@@ -133,3 +146,5 @@ class Callers:
         self._open -= 1
         if event.reason is Reason.FAILED:
             raise SystemExit(f"{event.id}: {event.problems}")
+        if not self._over:
+            self._ask()

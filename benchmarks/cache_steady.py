@@ -70,10 +70,22 @@ class Runs:
         """Tokens a second."""
         return median([window.tokens_per_second for window in self.clean])
 
+    @property
+    def steps_per_second(self) -> float:
+        return median([len(window.walls) / window.seconds for window in self.clean])
+
+    @property
+    def adapters(self) -> tuple[float, float]:
+        """How many a step has, and their bytes; means of those that were looked at."""
+        looked = [each for window in self.clean for each in window.adapters]
+        count, nbytes = (sum(each) / max(1, len(looked)) for each in zip(*looked, strict=True)) if looked else (0, 0)
+        return count, nbytes
+
     def told(self) -> dict[str, Any]:
         """For the file."""
         speeds = sorted(window.tokens_per_second for window in self.clean)
         gpu = [seconds for window in self.clean for seconds in window.gpu]
+        between = [seconds for window in self.clean for seconds in window.between]
         steps = sum(len(window.walls) for window in self.clean)
         parts = {
             name: 1e6 * sum(getattr(window, name) for window in self.clean) / steps
@@ -87,6 +99,8 @@ class Runs:
             "void": self.void,
             "rows_a_step": sum(window.rows for window in self.clean) / steps,
             "gpu_us_a_step": 1e6 * sum(gpu) / steps if gpu else None,
+            "between_us_a_step": 1e6 * sum(between) / steps if between else None,
+            "adapters_and_bytes_a_step": self.adapters,
             "engine_begin_us_a_step": parts["begin_seconds"],
             "model_launch_us_a_step": parts["model_seconds"],
             "cold": self.cold,
@@ -157,7 +171,7 @@ class Steady:
         }  # fmt: skip
         while time.perf_counter() - began < limit:
             before = self._marks(run)
-            run.callers.serve(seconds=limit, steps=self._bench.pick(400, 10))
+            run.callers.serve(seconds=2, steps=self._bench.pick(400, 10))
             if self._marks(run) == before:
                 break
         self._bench.say(f"{name}: warm after {time.perf_counter() - began:.1f} s; cold {run.cold}")

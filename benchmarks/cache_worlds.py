@@ -20,6 +20,8 @@ from adapterd.loader.trust.policy import TrustStore
 
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 50e-6
+AT_ONCE = 16
+"""Loads beside each other: a tenant's queue is bounded."""
 
 
 def settings(bench: Bench, *, vram_pages: int, host_pages: int, **more: Any) -> CacheConfig:
@@ -119,7 +121,7 @@ def until_ready(cache: AdapterCache, leases: Sequence[Lease], every: float = 0.0
 def loaded(cache: AdapterCache, refs: Iterable[str]) -> list[Lease]:
     """Ready leases on all of them."""
     leases: list[Lease] = []
-    for some in _batches(list(refs), 16):  # few at a time: a tenant's queue is bounded
+    for some in _batches(list(refs), AT_ONCE):
         asked = [cache.acquire(ref, tenant=TENANT) for ref in some]
         until_ready(cache, asked, LOOK_SECONDS)
         leases += asked
@@ -131,8 +133,21 @@ def _batches(refs: list[str], size: int) -> Iterator[list[str]]:
         yield refs[begin : begin + size]
 
 
-def passed_through(cache: AdapterCache, refs: Iterable[str]) -> None:
-    """Each once in VRAM and let go, so that it is in the host slab if there is room."""
-    for ref in refs:
-        for lease in loaded(cache, [ref]):
+def passed_through(cache: AdapterCache, refs: Iterable[str], *, at_once: int = 1, seconds: float = float("inf")) -> int:
+    """Each once in VRAM and let go, so that it is in the host slab if there is room.
+
+    Args:
+        at_once: loads beside each other; VRAM must have room for them.
+        seconds: no more begin after so many.
+
+    Returns:
+        How many they were.
+    """
+    began, done = time.monotonic(), 0
+    for some in _batches(list(refs), at_once):
+        for lease in loaded(cache, some):
             lease.release()
+        done += len(some)
+        if time.monotonic() - began > seconds:
+            break
+    return done

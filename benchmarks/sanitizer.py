@@ -7,6 +7,9 @@ Exit status 0: clean; 1: not clean; 3: there is none here, or none for this devi
 outside of memory, racecheck for hazards in shared memory: the cache has no kernel of its own, so that one is for the
 engine's. initcheck is not offered: `expand` reads lanes of a plane that nobody wrote, and lets none of them through.
 Races of copies and kernels are what `tests/gpu/test_cache_churn.py` looks for.
+
+The kernels' steps are shared out among several processes, each under a tool of its own: most of the time goes into
+compiling. `--jobs` says how many.
 """
 
 from __future__ import annotations
@@ -16,8 +19,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adapterd.loader.layout import Dtype
 
 TOOL = "compute-sanitizer"
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/bin")
@@ -30,7 +41,16 @@ def find_tool() -> str | None:
     return shutil.which(TOOL) or shutil.which(TOOL, path=os.pathsep.join([*homes, *PLACES]))
 
 
-def churn(rows: int) -> int:
+@dataclass(frozen=True)
+class Share:
+    """What one process does: `rows` of the churn; of the kernels' steps every `of`th, from `index` on."""
+
+    rows: int
+    index: int = 0
+    of: int = 1
+
+
+def churn(share: Share) -> int:
     """Cache: leases, copies, evictions and rows that are compared."""
     import torch
     from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
@@ -52,13 +72,14 @@ def churn(rows: int) -> int:
         torch.cuda.stream(torch.cuda.Stream()),
         AdapterCache(config, base=loader.base, host=host, device=device) as cache,
     ):
-        outcome = Churn(cache, versions, active=6, ahead=4, cycles=20_000).run(rows)
+        outcome = Churn(cache, versions, active=6, ahead=4, cycles=20_000).run(share.rows)
     device.close()
     print(outcome, flush=True)
     return int(outcome.wrong > 0)
 
 
-KERNELS = (
+KernelCase = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+KERNELS: tuple[KernelCase, ...] = (
     # widths of the parts, ranks of the adapters, adapter of each row: both regimes, whole and ragged tiles
     (576, (130, 33), (1, 5, 24, 64), (3, -1, 0, 1, 2, 2)),
     (576, (130, 33), (1, 5, 24, 64), tuple(i % 5 - 1 for i in range(150))),
@@ -68,35 +89,35 @@ KERNELS = (
 )
 
 
-def kernels(_rows: int) -> int:
+def kernels(share: Share) -> int:
     """Engine: steps of both regimes, with and without early launch, against float64."""
-    import torch
-    from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
-
-    from adapterd.loader.layout import Dtype
-    from fakes.one_linear import OneLinear, alone, close
-
-    layers: dict[Dtype, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-    done = 0
-    for width, parts, ranks, owners in KERNELS:
-        for adapter, layer in layers.items():
-            for pdl in (False, True):
-                world = OneLinear(
-                    width, parts, [[rank] * len(parts) for rank in ranks], layer, adapter, "cuda:0",
-                    page_bytes=1 << 18, n_pages=40, engine_options={"pdl": pdl},
-                )  # fmt: skip
-                x, y = world.inputs(len(owners))
-                got, receipt = world.run(x, y, alone(owners))
-                close(got, world.wanted(x, y, alone(owners)))
-                if receipt.fallback or not receipt.kernel.startswith("triton:"):
-                    print(f"not the kernels: {receipt}")
-                    return 1
-                done += 1
-    print(f"{done} steps equal float64", flush=True)
+    steps = list(product(KERNELS, ("BF16", "F16", "F32"), (False, True)))[share.index :: share.of]
+    for step in steps:
+        _kernel_step(*step)
+    print(f"{len(steps)} steps equal float64", flush=True)
     return 0
 
 
-SUBJECTS: Mapping[str, Callable[[int], int]] = {"cache": churn, "kernels": kernels}
+def _kernel_step(case: KernelCase, adapter: Dtype, pdl: bool) -> None:
+    import torch
+    from benchmarks import cache_common  # noqa: F401 - makes the fakes importable
+
+    from fakes.one_linear import OneLinear, alone, close
+
+    layers: dict[Dtype, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    width, parts, ranks, owners = case
+    world = OneLinear(
+        width, parts, [[rank] * len(parts) for rank in ranks], layers[adapter], adapter, "cuda:0",
+        page_bytes=1 << 18, n_pages=40, engine_options={"pdl": pdl},
+    )  # fmt: skip
+    x, y = world.inputs(len(owners))
+    got, receipt = world.run(x, y, alone(owners))
+    close(got, world.wanted(x, y, alone(owners)))
+    if receipt.fallback or not receipt.kernel.startswith("triton:"):
+        raise SystemExit(f"not the kernels: {receipt}")
+
+
+SUBJECTS: Mapping[str, Callable[[Share], int]] = {"cache": churn, "kernels": kernels}
 
 
 def main() -> int:
@@ -106,30 +127,46 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=20_000, help="of the cache's churn")
     parser.add_argument("--timeout", type=float, default=240, help="seconds")
     parser.add_argument("--api-errors", default="explicit", choices=("explicit", "no", "all"), help="those to report")
-    parser.add_argument("--child", action="store_true", help="the work alone, without the tool")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for the kernels")
+    parser.add_argument("--child", type=int, nargs=2, metavar=("INDEX", "OF"), help="a share alone, without the tool")
     asked = parser.parse_args()
     if asked.child:
-        return SUBJECTS[asked.subject](asked.rows)
+        return SUBJECTS[asked.subject](Share(asked.rows, *asked.child))
     tool = find_tool()
     if tool is None:
         print(f"{TOOL} is not on this machine: neither on PATH nor in CUDA's folder")
         return NOT_HERE
     command = [tool, "--tool", asked.tool, "--error-exitcode", "1", "--print-limit", "20"]
     command += ["--report-api-errors", asked.api_errors]
-    command += [sys.executable, "-m", "benchmarks.sanitizer", asked.subject, "--child", "--rows", str(asked.rows)]
-    # Memory that torch keeps in pools of its own would hide accesses beyond a tensor.
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=asked.timeout, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"{TOOL} was not done after {asked.timeout:.0f} s")
-        return 1
-    print("\n".join((done.stdout + done.stderr).strip().splitlines()[-30:]))
-    if "Device not supported" in done.stdout + done.stderr:
+    command += [sys.executable, "-m", "benchmarks.sanitizer", asked.subject, "--rows", str(asked.rows), "--child"]
+    jobs = max(1, asked.jobs) if asked.subject == "kernels" else 1
+    began = time.monotonic()
+    said, status = watched([[*command, str(index), str(jobs)] for index in range(jobs)], asked.timeout)
+    print("\n".join(said))
+    if any("Device not supported" in text for text in said):
         print(f"{TOOL} cannot watch this device")
         return NOT_HERE
-    print(f"{TOOL} {asked.subject} {asked.tool}: {'clean' if done.returncode == 0 else f'status {done.returncode}'}")
-    return int(done.returncode != 0)
+    seconds = time.monotonic() - began
+    told = "clean" if status == 0 else f"status {status}"
+    print(f"{TOOL} {asked.subject} {asked.tool}: {told}, {seconds:.0f} s")
+    return int(status != 0)
+
+
+def watched(commands: Sequence[Sequence[str]], timeout: float) -> tuple[list[str], int]:
+    """(the last lines of each, the worst status) of processes side by side; what is not done in time has failed."""
+    # Memory that torch keeps in pools of its own would hide accesses beyond a tensor.
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    with ThreadPoolExecutor(len(commands)) as threads:
+        done = list(threads.map(lambda command: _ran(command, env, timeout), commands))
+    return [text for text, _ in done], max(status for _, status in done)
+
+
+def _ran(command: Sequence[str], env: Mapping[str, str], timeout: float) -> tuple[str, int]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{TOOL} was not done after {timeout:.0f} s", 1
+    return "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:]), abs(done.returncode)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ the seven linears of 32 layers, narrow ones: a plan does not depend on widths. F
 
 Each is the engine's whole way into a step and out of it without the cache's part: entries checked, plan made, lists
 filled and copied, from host memory to host memory. `plan` is a changed batch's plan and lists alone, what the goal is
-for. `numpy fill` is the limit: numpy alone writing the same lists, from numbers that are known. Times are medians by
-the clock, and a ratio is of one run.
+for; `plan anew` is that of a batch in another order. `numpy fill` is the limit: numpy alone writing the same lists from
+numbers that are known. Times are medians by the clock, and a ratio is of one run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from benchmarks.machine import circumstances, store
 from torch import nn
 
 from adapterd.gpu_cache.engine import LoRAEngine
-from adapterd.gpu_cache.engine.device_plan import Work, fill
 from adapterd.gpu_cache.engine.device_tables import DeviceTables
-from adapterd.gpu_cache.engine.fast_path import shape_of
+from adapterd.gpu_cache.engine.lists import Work, fill, shape_of
 from adapterd.gpu_cache.engine.plan import Planner, split_rows
 from adapterd.gpu_cache.engine.shares import Shares
 from adapterd.gpu_cache.engine.tuning.world import Lease, Residents
@@ -109,6 +108,7 @@ class Bench:
         fill = Limit(self.cache, batch)
         found = {"numpy fill": self._median(lambda _: fill, lambda limit: limit())}
         found["plan"] = self._plans(batch.tiles, before, changed)
+        found["plan anew"] = self._plans(batch.tiles, before, before[::-1])
         if batch.tiles:  # the engine's are narrow
             return found
         found["standing"] = self._steps(lambda _: before)
@@ -129,7 +129,7 @@ class Bench:
 
         def work(entries: tuple[tuple[Lease, ...], tuple[int, ...]]) -> None:
             plan = planner.plan(*entries)
-            of = shares.of(plan.compositions)
+            of = shares.of_plan(plan)
             mixed = shares.mixed(of)
             step = Work(of, plan.lengths, plan.rows, shares.entries, mixed)
             fill(shape_of(step, lambda *_: tiles, batch_invariant=False), step, buffer)

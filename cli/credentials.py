@@ -34,14 +34,16 @@ def load_token() -> str | None:
 
 def _from_file(path: Path) -> str | None:
     from adapterd.loader.errors import Code, error
+    from adapterd.loader.regular_file import NotRegular, open_regular
 
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = open_regular(path, os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode) or mode & OTHERS:
+    except NotRegular as fault:
+        raise error(Code.SETTINGS_INVALID, str(path), "is no regular file") from fault
+    with opened as file:
+        if os.fstat(file.fileno()).st_mode & OTHERS:
             raise error(Code.SETTINGS_INVALID, str(path), "others may read the token", f"chmod 600 {path}")
         text = file.read(MAX_TOKEN_BYTES)
     return checked_token(text, str(path))

@@ -139,12 +139,16 @@ def load_limits(path: Path | None) -> Limits:
 
 
 def read_small(path: Path, cap: int) -> bytes:
-    """A file that fits in `cap` bytes. Raises NotFound (PATH_NOT_FOUND), Failed (SETTINGS_INVALID)."""
+    """A regular file that fits in `cap` bytes. Raises NotFound (PATH_NOT_FOUND), Failed (SETTINGS_INVALID)."""
     from adapterd.loader.errors import Code, error
+    from adapterd.loader.regular_file import NotRegular, open_regular
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(cap + 1)
+    except NotRegular as fault:
+        hint = "What a pipe says can be written into a file first."
+        raise error(Code.SETTINGS_INVALID, str(path), "is no regular file", hint) from fault
     except OSError as fault:
         raise error(
             Code.PATH_NOT_FOUND, str(path), f"cannot be read: {(fault.strerror or str(fault)).lower()}"

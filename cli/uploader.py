@@ -42,6 +42,7 @@ from adapterd.loader.errors import (
 )
 from adapterd.loader.formats.files import FileReader, Package
 from adapterd.loader.identity import FileEntry, canonical_json, sha256_hex
+from adapterd.loader.regular_file import NotRegular, open_regular
 
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 6
@@ -50,6 +51,7 @@ MAX_WAIT_SECONDS = 10.0
 FINALIZE_SECONDS = 3600.0
 """How long a server may take to hash and check; it is asked less and less often."""
 MEMORY_SCHEMA = "adapterd.upload/1"
+MAX_MEMORY_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ class Memory:
     def load(self) -> str | None:
         """The Idempotency-Key of an upload that was begun, or None; an unreadable file was never ours."""
         try:
-            body = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, ValueError):
+            with open_regular(self._path) as file:
+                body = json.loads(file.read(MAX_MEMORY_BYTES))
+        except (FileNotFoundError, NotRegular, ValueError):
             return None
         if not isinstance(body, dict) or body.get("schema") != MEMORY_SCHEMA:
             return None

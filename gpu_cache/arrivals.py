@@ -102,9 +102,8 @@ class Arrivals:
         self._owner.arrived(entry)
 
     def lose(self, lost: Lost) -> None:
-        """Its pages, in the arena and in the slab, are never used again."""
+        """Its pages, in the arena and in the slab, are never used again: for the books it stays in flight."""
         entry = lost.entry
-        entry.dead = True
         for record in [*entry.holders.values(), *entry.waiting.values()]:
             self._owner.fail(record, lost.problems)
 

@@ -7,7 +7,7 @@ from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
-from adapterd.gpu_cache.host.interface import Facts, Failure, Host, Image
+from adapterd.gpu_cache.host.interface import AtHand, Facts, Failure, Host, Image
 from adapterd.gpu_cache.records import Ask, LeaseRecord
 from adapterd.gpu_cache.slabs import SlabTensors
 from adapterd.loader.errors import AdapterdError
@@ -57,6 +57,17 @@ class Desk:
 
         ask.number = self._host.fetch(wanted, record.tenant, settle, priority=record.priority)
         return ask
+
+    def at_hand(self, wanted: Sequence[Ref] | Sequence[Resolved], tenant: str) -> tuple[Ask, AtHand] | None:
+        """What the host has of it without asking anybody, and the request that holds it; None if not all of it."""
+        here = self._host.at_hand(wanted, tenant)
+        if here is None:
+            return None
+        ask = Ask(here.request, answered=True)
+        if all(self._slabs.knows(image.slab) for image in here.images):
+            return ask, here
+        self.let_go(ask)  # adopting a slab takes its time: the long way does it where that may be
+        return None
 
     def let_go(self, ask: Ask | None) -> None:
         """What the request holds, or was going to. Idempotent."""

@@ -16,7 +16,6 @@ pages, for slots who is above its share of slots.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -62,8 +61,8 @@ def queue_full(tenant: str, most: int) -> Problem:
     )  # fmt: skip
 
 
-Usage = Counter[str]
-"""Pages (or slots) by tenant."""
+Usage = dict[str, int]
+"""Pages (or slots) by tenant that has any."""
 
 
 class Shares:
@@ -79,12 +78,12 @@ class Shares:
         self, total: int, guaranteed: Mapping[str, int], maximum: Mapping[str, int], default_maximum: int
     ) -> None:
         self.total = total
-        self.used: Usage = Counter()
+        self.used: Usage = {}
         self._guaranteed, self._maximum, self._default_maximum = guaranteed, maximum, default_maximum
 
     @property
     def free(self) -> int:
-        return self.total - self.used.total()
+        return self.total - sum(self.used.values())
 
     def ceiling(self, tenant: str) -> int:
         """The most that the tenant can ever hold, with everybody else at their guarantee only."""
@@ -98,27 +97,32 @@ class Shares:
         return self._guaranteed.get(tenant, 0)
 
     def within_maximum(self, tenant: str, amount: int, used: Usage) -> bool:
-        return used[tenant] + amount <= self.maximum(tenant)
+        return used.get(tenant, 0) + amount <= self.maximum(tenant)
 
     def may_take(self, tenant: str, amount: int, used: Usage) -> bool:
         """Whether so much more may go to the tenant, were `used` the present state."""
-        owed = sum(max(0, share - used[name]) for name, share in self._guaranteed.items() if name != tenant)
-        return self.within_maximum(tenant, amount, used) and self.total - used.total() - amount >= owed
+        if not self.within_maximum(tenant, amount, used):
+            return False
+        left = self.total - sum(used.values()) - amount
+        for name, share in self._guaranteed.items():  # what others are owed of their guarantees
+            if name != tenant:
+                left -= max(0, share - used.get(name, 0))
+        return left >= 0
 
     def spares_share(self, victim: str, taker: str, amount: int, used: Usage) -> bool:
         """Whether the victim keeps its share when it loses so much to `taker`, were `used` the present state."""
-        return victim == taker or used[victim] - amount >= self.guaranteed(victim)
+        return victim == taker or used.get(victim, 0) - amount >= self.guaranteed(victim)
 
     def above_share(self, victim: str, used: Usage) -> bool:
         """Whether the victim holds more than its share. Only then may anything at all be taken from it."""
-        return used[victim] > self.guaranteed(victim)
+        return used.get(victim, 0) > self.guaranteed(victim)
 
     def take(self, tenant: str, amount: int) -> None:
-        self.used[tenant] += amount
+        self.used[tenant] = self.used.get(tenant, 0) + amount
 
     def give_back(self, tenant: str, amount: int) -> None:
+        assert self.used.get(tenant, 0) >= amount, f"{tenant} gave back more than it had"
         self.used[tenant] -= amount
-        assert self.used[tenant] >= 0, f"{tenant} gave back more than it had"
         if not self.used[tenant]:
             del self.used[tenant]  # no book keeps the name of everybody who ever came
 

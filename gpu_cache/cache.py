@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from adapterd.gpu_cache.composition import Wish
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.device import Device, Event, open_device
-from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
+from adapterd.gpu_cache.eviction import GuardedPolicy, Policy
 from adapterd.gpu_cache.following import Following
 from adapterd.gpu_cache.host.interface import Host
 from adapterd.gpu_cache.host.opening import open_host
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from adapterd.loader.sources import Source
     from adapterd.loader.trust.policy import TrustStore
 
+ANSWERS_A_STEP = 1
+"""Of the host, that a step hears behind its launch. What then has to go, and where the bytes go, is the next one's."""
+LOOK_SECONDS = 50e-6
+"""How often one of the threads that wait for leases looks at copies that are on their way, while no step runs."""
 WAIT_COPY_SECONDS = 0.001
-"""How often `Lease.wait` looks at a copy that is on its way."""
+"""How often the others do, and all of them while steps run, which notice copies themselves."""
 WAIT_SECONDS = 0.05
 """How often it looks otherwise: a dropped lease cannot wake anybody (its finalizer may only append)."""
 
@@ -63,7 +67,8 @@ class AdapterCache(Upkeep, Following):
             device: else that of the configuration. A given one is not closed with the cache.
             host: else what the configuration asks for, over `source`. Made for this cache and closed with it; its
                 pages are as large as the configuration says, and `base` is its base.
-            policy: who has to go for others; else the least recently used.
+            policy: who has to go for others; else the least recently used, which also take its place whenever it
+                fails (`policy_faults` of `statistics`).
 
         Raises:
             AdapterdError: SETTINGS_INVALID, DEVICE_ERROR, STORAGE_UNAVAILABLE.
@@ -71,7 +76,7 @@ class AdapterCache(Upkeep, Following):
         config.sharding.check(base)
         self._owns_device = device is None
         device = device or open_device(config.device)
-        policy = policy or LeastRecentlyUsed()
+        policy = GuardedPolicy.of(policy)  # one for both memories, so that its faults are counted together
         vram = VramTier(device, config, policy)
         with ExitStack() as cleanup:
             if host is None:
@@ -81,6 +86,7 @@ class AdapterCache(Upkeep, Following):
             super().__init__(config, base, device, vram, host)
             self._cleanup = cleanup.pop_all()
         self._last_step: Event | None = None
+        self._looked_at = False  # somebody looks at copies often
 
     @property
     def base(self) -> BaseSpec:
@@ -176,7 +182,7 @@ class AdapterCache(Upkeep, Following):
                         Code.LEASE_TIMEOUT, " + ".join(str(a.ref) for a in record.asked),
                         f"still {record.state} after {timeout} s", "Wait on, or release the lease.",
                     )  # fmt: skip
-                self._lock.wait(min(left, WAIT_COPY_SECONDS if self._copies.busy else WAIT_SECONDS))
+                self._wait(left)
 
     def pump(self) -> None:
         """Notices completed copies and dropped leases, and enqueues queued copies if no step is running.
@@ -202,7 +208,6 @@ class AdapterCache(Upkeep, Following):
         with self._lock:
             self._check_open()
             self._routes.turn()
-            self._notice()
             entries = self._usable(leases)
             for entry in entries:
                 entry.tickets += 1
@@ -224,14 +229,16 @@ class AdapterCache(Upkeep, Following):
             for entry in ticket.entries:
                 entry.tickets -= 1
                 entry.readers.note(ticket.stream, event)
-                if not entry.tidy:
+                if entry.dead:
                     self._stager.tidy(entry)
             self._routes.turn()
             self._notice()
             self._stager.advance()
             if self._closed:
                 return
-        self._host.deliver()
+        self._stager.line_up(True)
+        self._host.deliver(ANSWERS_A_STEP)
+        self._stager.line_up(False)
         self._stager.scrubber.issue()
         self._copies.issue(self._config.pages_per_step)
 
@@ -284,6 +291,27 @@ class AdapterCache(Upkeep, Following):
                 found[id(entry)] = entry
         return tuple(found.values())
 
+    @property
+    def _stepping(self) -> bool:
+        """Whether a step is open, or has not executed."""
+        return self._steps > 0 or not (self._last_step is None or self._last_step.done())
+
+    def _patience(self) -> float:
+        """Seconds until who waits for a lease looks again. One of them looks often, and wakes the rest."""
+        if not self._copies.busy:
+            return WAIT_SECONDS
+        return WAIT_COPY_SECONDS if self._looked_at or self._stepping else LOOK_SECONDS
+
+    def _wait(self, seconds: float) -> None:
+        """Until something has happened, or may have."""
+        patience = self._patience()
+        often = patience == LOOK_SECONDS
+        self._looked_at = self._looked_at or often
+        try:
+            self._lock.wait(min(seconds, patience))
+        finally:
+            self._looked_at = self._looked_at and not often
+
     # Without the lock
 
     def _join(self, ticket: StepTicket) -> None:
@@ -303,9 +331,9 @@ class AdapterCache(Upkeep, Following):
         self._host.deliver()
         if self._closed or not self._opened or not (self._copies.waiting or self._stager.scrubber.waiting):
             return
-        self._stager.scrubber.issue()
+        if self._stager.scrubber.waiting:
+            self._stager.scrubber.issue()
         with self._lock:
-            running = self._steps > 0 or not (self._last_step is None or self._last_step.done())
-            if running or self._closed or not self._opened:
+            if self._stepping or self._closed or not self._opened:
                 return
         self._copies.issue(None)

@@ -79,8 +79,9 @@ class CacheBooks(LeaseBooks):
             raise error(Code.CACHE_CLOSED, "cache", "the cache is not open", "Use it inside `with cache:`.")
 
     def _notice(self) -> None:
-        for record in self._book.found():
-            self._release(record)
+        if self._book.dropped:
+            for record in self._book.found():
+                self._release(record)
         self._stager.poll()
         if not self._steps:
             self._routes.turn()
@@ -102,7 +103,7 @@ class CacheBooks(LeaseBooks):
 
     def _warm(self, wish: Wish | int, tenant: str, priority: int) -> LeaseRecord | None:
         """A new lease on what is known to be in VRAM."""
-        if self._draining:
+        if self._draining or not self._seen.knows(tenant, wish):
             return None
         record = self._book.new(tenant, self._stager.base.pin, (), priority)
         if self._stager.warm(self._seen, record, wish):

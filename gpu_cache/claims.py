@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from adapterd.gpu_cache.asking import Desk
-from adapterd.gpu_cache.composition import total_rank
 from adapterd.gpu_cache.host.interface import Facts, Failure
 from adapterd.gpu_cache.host.records import Verified, claim_of
 from adapterd.gpu_cache.records import Ask, Entry, LeaseRecord
+from adapterd.gpu_cache.remembered import Remembered
 from adapterd.gpu_cache.residency import Ledger
 from adapterd.loader.errors import Problem
 
@@ -36,13 +37,38 @@ class ClaimsOwner(Protocol):
 class Claims:
     """Methods need the cache's lock."""
 
-    def __init__(self, desk: Desk, ledger: Ledger, refusal: Refusal, owner: ClaimsOwner) -> None:
-        self._desk, self._ledger, self._refusal, self._owner = desk, ledger, refusal, owner
+    def __init__(
+        self, desk: Desk, ledger: Ledger, remembered: Remembered, refusal: Refusal, owner: ClaimsOwner
+    ) -> None:
+        self._desk, self._ledger, self._remembered = desk, ledger, remembered
+        self._refusal, self._owner = refusal, owner
 
     def hold(self, record: LeaseRecord) -> bool:
         """Whether all of the lease's claims are known to hold by what is trusted now; if not, the host is at it."""
-        known = [self._verify(entry, resolved) for entry, resolved in record.claims]  # all of them are asked for
-        return all(known)
+        now, holds = self._desk.trust_changes, True
+        for entry, resolved in record.claims:  # all of them are asked for
+            known = entry.verified.get((resolved.adapter, resolved.version_number))
+            if known is None or known.trust_changes != now:
+                self._ask(entry, resolved, now)
+                holds = False
+        return holds
+
+    def known(self, entry: Entry, resolved: Resolved, facts: Facts, trust_changes: int) -> tuple[Problem, ...]:
+        """The host said at once that the claim holds, by what was trusted then. Why it is not served all the same."""
+        problems = self._refused(resolved, facts)
+        if not problems:
+            self._accept(entry, Verified(resolved, trust_changes), facts)
+        return problems
+
+    def remember(self, entry: Entry) -> None:
+        """It is found no more."""
+        self._remembered.keep(entry)
+
+    def remind(self, entry: Entry) -> None:
+        """A new entry knows what it was verified as before it went."""
+        for verified in self._remembered.remind(entry):
+            assert entry.facts is not None
+            self._ledger.verified(entry.key, verified.resolved, replace(entry.facts, publisher=verified.publisher))
 
     def let_go(self, entry: Entry) -> None:
         """Of what the host holds for its checks: nobody waits for it."""
@@ -50,19 +76,15 @@ class Claims:
             self._desk.let_go(check)
         entry.checks.clear()
 
-    def _verify(self, entry: Entry, resolved: Resolved) -> bool:
+    def _ask(self, entry: Entry, resolved: Resolved, now: int) -> None:
         """Equal claims share one request. After a change of trust even what is resident is verified again, once."""
-        claim, now = claim_of(resolved), self._desk.trust_changes
-        known = entry.verified.get(claim)
-        if known is not None and known.trust_changes == now:
-            return True
+        claim = claim_of(resolved)
         check = entry.checks.get(claim)
         if check is not None and not check.answered:
-            return False
+            return
         self._desk.let_go(check)
         then = partial(self._verified, entry, Verified(resolved, now))
         entry.checks[claim] = self._desk.verify(resolved, entry.key.tenant, then)
-        return False
 
     def _verified(self, entry: Entry, verified: Verified, ask: Ask, outcome: Facts | Failure) -> None:
         """A claim that does not hold fails those who made it, and nobody else (I17)."""
@@ -76,13 +98,16 @@ class Claims:
                 if any(e is entry and claim_of(r) == claim for e, r in record.claims):
                     self._owner.fail(record, problems)
         else:
-            entry.verified[claim] = verified
-            if entry.facts is None:
-                entry.facts, entry.rank = outcome, total_rank([outcome.manifest])
-            self._ledger.verified(entry.key, verified.resolved, outcome)
+            self._accept(entry, verified, outcome)
             for record in list(entry.waiting.values()):
                 self._owner.proceed(record)
         self._owner.tidy(entry)
+
+    def _accept(self, entry: Entry, verified: Verified, facts: Facts) -> None:
+        entry.verified[claim_of(verified.resolved)] = replace(verified, publisher=facts.publisher)
+        rank = self._ledger.verified(entry.key, verified.resolved, facts)
+        if entry.facts is None:
+            entry.facts, entry.rank = facts, rank
 
     def _refused(self, resolved: Resolved, facts: Facts) -> tuple[Problem, ...]:
         problem = self._refusal(resolved, facts.publisher)

@@ -1,10 +1,10 @@
 """Copies from host memory into the arena: queued with their fences, issued in pieces, watched by events.
 
 There are two copy streams, which fill the link better than one. Each piece of a transfer is cut in halves,
-one batch a stream, unless its pages are neighbours on both sides. So two transfers that write the same page
-one after the other may do it in different streams, and nothing but the fence of the page orders them: it names
-the page's last readers and its last writers, and both streams wait for all of it before the first byte. What
-scrubs a page is enqueued in the stream that fills it, in front of the copy.
+one batch a stream (a long piece behind a few pages that go ahead), unless its pages are neighbours on both sides.
+So two transfers that write the same page one after the other may do it in different streams, and nothing but the
+fence of the page orders them: it names the page's last readers and its last writers, and both streams wait for all
+of it before the first byte. What scrubs a page is enqueued in the stream that fills it, in front of the copy.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 COPY_STREAMS = 2
+MANY_PAGES, FIRST_PAGES = 16, 8
+"""Of more than so many pages so many go ahead. Without that, 80 pages apart take 1.09 of the time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -191,12 +193,17 @@ class CopyQueue:
                 self._device.wait(stream, event)
 
     def _enqueue(self, transfer: Transfer, begin: int, end: int) -> None:
-        """Pages `begin` to `end`: at most one batch a stream.
+        """Pages `begin` to `end`. Of many the first few go ahead: the link is busy while the rest is put together."""
+        if end - begin > MANY_PAGES:
+            self._enqueue_halves(transfer, begin, begin + FIRST_PAGES)
+            begin += FIRST_PAGES
+        if begin < end:
+            self._enqueue_halves(transfer, begin, end)
 
-        Many runs fill the link best in halves. A single one does so alone, and streams take turns with those.
+    def _enqueue_halves(self, transfer: Transfer, begin: int, end: int) -> None:
+        """At most one batch a stream. Many runs fill the link best in halves; a single one does so alone, and streams
+        take turns with those.
         """
-        if begin == end:
-            return
         whole = runs(transfer.sources[begin:end], transfer.allotment.pages[begin:end])
         if len(whole) == 1:
             self._turn = (self._turn + 1) % COPY_STREAMS

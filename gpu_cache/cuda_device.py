@@ -143,14 +143,7 @@ class CudaDevice:
         self, stream: Stream, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int
     ) -> None:
         check_runs(dst, src, runs, page_bytes)
-        if runs:
-            sources, targets, lengths = zip(*runs, strict=True)
-            self._driver.copy(
-                _handle(stream), dst, src,
-                [page * page_bytes for page in targets],
-                [page * page_bytes for page in sources],
-                [count * page_bytes for count in lengths],
-            )  # fmt: skip
+        self._driver.copy(_handle(stream), dst, src, runs, page_bytes)
 
     def zero(self, stream: Stream, dst: torch.Tensor) -> None:
         self._driver.zero(_handle(stream), dst)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from adapterd.gpu_cache.device import Run
 from adapterd.loader.errors import AdapterdError, Code, error
 
 
@@ -53,16 +54,8 @@ class Driver(Protocol):
 
     def done(self, event: int) -> bool: ...
 
-    def copy(
-        self,
-        stream: int,
-        dst: torch.Tensor,
-        src: torch.Tensor,
-        targets: Sequence[int],
-        sources: Sequence[int],
-        sizes: Sequence[int],
-    ) -> None:
-        """Copies from host to device, each given as (byte of `dst`, byte of `src`, bytes). In any order."""
+    def copy(self, stream: int, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int) -> None:
+        """Copies pages from host to device, as `Device.copy_runs`, unchecked. In any order."""
         ...
 
     def zero(self, stream: int, dst: torch.Tensor) -> None: ...
@@ -100,11 +93,10 @@ def prove(driver: Driver, index: int) -> None:
         host[size * pieces // 2 :] += 7
         there = torch.zeros(size * pieces, dtype=torch.uint8, device=f"cuda:{index}")
         torch.cuda.current_stream(index).synchronize()
-    sources = [i * size for i in range(pieces)]
-    targets = [(i ^ 1) * size for i in range(pieces)]
+    crosswise = [(i, i ^ 1, 1) for i in range(pieces)]
     stream, event = driver.new_stream(), driver.new_event()
     try:
-        driver.copy(stream, there, host, targets, sources, [size] * pieces)
+        driver.copy(stream, there, host, crosswise, size)
         driver.zero(stream, there[:16])
         driver.record(event, stream)
         driver.wait(stream, event)
@@ -176,18 +168,11 @@ class TorchDriver:
         with translated(self._name, "event query"):
             return bool(self._events[event].query())  # type: ignore[no-untyped-call]
 
-    def copy(
-        self,
-        stream: int,
-        dst: torch.Tensor,
-        src: torch.Tensor,
-        targets: Sequence[int],
-        sources: Sequence[int],
-        sizes: Sequence[int],
-    ) -> None:
+    def copy(self, stream: int, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int) -> None:
         with translated(self._name, "copy"), torch.cuda.stream(self._stream(stream)):
-            for target, source, size in zip(targets, sources, sizes, strict=True):
-                dst[target : target + size].copy_(src[source : source + size], non_blocking=True)
+            for source, target, count in runs:
+                origin = src[source * page_bytes : (source + count) * page_bytes]
+                dst[target * page_bytes : (target + count) * page_bytes].copy_(origin, non_blocking=True)
 
     def zero(self, stream: int, dst: torch.Tensor) -> None:
         with translated(self._name, "zero"), torch.cuda.stream(self._stream(stream)):

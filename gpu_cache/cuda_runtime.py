@@ -7,6 +7,7 @@ calls release the interpreter's lock, since a full queue can make any of them wa
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapterd.gpu_cache.cuda_driver import register_flags
+from adapterd.gpu_cache.device import Run
 from adapterd.loader.errors import Code, error
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ BATCHES_SINCE = 12_080
 
 FEW = 8
 """Copies: so many cost less one by one than as a batch, which takes tens of µs to put together."""
-FIRST_ALONE = 4
-"""Copies of a larger number that go ahead one by one, so that the link is busy while the batch is put together."""
 
 _NOT_READY = 600
 _HOST_TO_DEVICE = 1
@@ -160,25 +160,16 @@ class CudaRuntime:
             raise self._failure(code, "event query")
         return True
 
-    def copy(
-        self,
-        stream: int,
-        dst: torch.Tensor,
-        src: torch.Tensor,
-        targets: Sequence[int],
-        sources: Sequence[int],
-        sizes: Sequence[int],
-    ) -> None:
+    def copy(self, stream: int, dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int) -> None:
         to, origin = dst.data_ptr(), src.data_ptr()
-        count = len(sizes)
-        alone = FIRST_ALONE if self.copy_method == "batch" and count > FEW else count
         with self._on_device():
-            for target, source, size in zip(targets[:alone], sources[:alone], sizes[:alone], strict=True):
-                code = self._copy(to + target, origin + source, size, _HOST_TO_DEVICE, stream)
-                self._check(code, "copy")
-            if alone < count:
-                rest = [to + t for t in targets[alone:]], [origin + s for s in sources[alone:]], sizes[alone:]
-                self._copy_batch(stream, *rest)
+            if self.copy_method == "batch" and len(runs) > FEW:
+                self._copy_batch(stream, to, origin, runs, page_bytes)
+                return
+            for source, target, count in runs:
+                begin, there, nbytes = origin + source * page_bytes, to + target * page_bytes, count * page_bytes
+                if code := self._copy(there, begin, nbytes, _HOST_TO_DEVICE, stream):
+                    raise self._failure(code, "copy")
 
     def zero(self, stream: int, dst: torch.Tensor) -> None:
         with self._on_device():
@@ -192,13 +183,14 @@ class CudaRuntime:
         with torch.cuda.device(self._index):
             self._check(self._unregister(address), "host memory unregister")
 
-    def _copy_batch(self, stream: int, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int]) -> None:
+    def _copy_batch(self, stream: int, to: int, origin: int, runs: Sequence[Run], page_bytes: int) -> None:
         """The library has read the arrays when it returns."""
-        count = len(sizes)
-        addresses, lengths = c_void_p * count, c_size_t * count
+        targets = array("Q", [to + page * page_bytes for _, page, _ in runs])
+        sources = array("Q", [origin + page * page_bytes for page, _, _ in runs])
+        sizes = array("Q", [count * page_bytes for _, _, count in runs])
         failed = (byref(c_size_t()),) if self._fail_index else ()
         code = self._batch(
-            addresses(*targets), addresses(*sources), lengths(*sizes), count,
+            targets.buffer_info()[0], sources.buffer_info()[0], sizes.buffer_info()[0], len(runs),
             byref(self._attributes), byref(self._from_the_first), 1, *failed, stream,
         )  # fmt: skip
         self._check(code, "copy")

@@ -9,6 +9,7 @@ simulated device of the tests, whose streams execute out of order under a seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import TYPE_CHECKING, Protocol
 
 from adapterd.loader.errors import Code, error
@@ -115,10 +116,13 @@ class Device(Protocol):
 
 def check_runs(dst: torch.Tensor, src: torch.Tensor, runs: Sequence[Run], page_bytes: int) -> None:
     """ValueError unless every page lies inside: for every implementation of `Device.copy_runs`."""
-    targets, sources = dst.numel() // page_bytes, src.numel() // page_bytes
-    for source, target, length in runs:
-        if source < 0 or target < 0 or length < 1 or source + length > sources or target + length > targets:
-            raise ValueError(f"copy of {length} pages from page {source} of {sources} to page {target} of {targets}")
+    if not runs:
+        return
+    sources, targets, lengths = zip(*runs, strict=True)  # a loop over many runs takes as long as enqueuing them
+    fits = max(map(add, sources, lengths)) <= src.numel() // page_bytes
+    fits = fits and max(map(add, targets, lengths)) <= dst.numel() // page_bytes
+    if not fits or min(sources) < 0 or min(targets) < 0 or min(lengths) < 1:
+        raise ValueError(f"copy of pages that are not there: {runs} from {src.numel()} to {dst.numel()} bytes")
 
 
 def open_device(name: str) -> Device:

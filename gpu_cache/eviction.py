@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from operator import attrgetter
+from threading import Lock
+from typing import NamedTuple, Protocol
 
 from adapterd.gpu_cache.budgets import Shares, Usage
 from adapterd.loader.identity import VersionKey
 
+_LOG = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+
+class Candidate(NamedTuple):
     """Something that may go: nobody pins it.
 
     Attributes:
@@ -28,18 +32,62 @@ class Candidate:
 class Policy(Protocol):
     """Sees candidates only, and says in which order they go."""
 
-    def order(self, candidates: Sequence[Candidate]) -> list[Candidate]: ...
+    def order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """All of `candidates`, the very objects, each once.
+
+        Called with a lock of the cache's or the host's held, by two threads at once if both are: it computes and
+        nothing else, and asks nobody, least of all the cache. Anything else than such an order counts as a fault.
+        """
+        ...
 
 
 class LeastRecentlyUsed:
     """Longest unused first."""
 
     def order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        return sorted(candidates, key=lambda c: c.last_used)
+        return sorted(candidates, key=attrgetter("last_used"))
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class GuardedPolicy:
+    """A policy whose faults hurt nobody: for each order that it does not give, the least recently used go first.
+
+    A fault is an exception, or an answer that is no order of the candidates. All are counted; the first is told in
+    the log, for they may come with every lease.
+    """
+
+    def __init__(self, policy: Policy | None) -> None:
+        self._policy, self._fallback = policy, LeastRecentlyUsed()
+        self._lock = Lock()  # a leaf: tiers share it
+        self.faults = 0
+
+    @classmethod
+    def of(cls, policy: Policy | None) -> GuardedPolicy:
+        """The policy, guarded once; without one the least recently used go first."""
+        return policy if isinstance(policy, cls) else cls(policy)
+
+    def order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        if self._policy is None or not candidates:
+            return self._fallback.order(candidates)
+        try:
+            ordered = list(islice(self._policy.order(list(candidates)), len(candidates) + 1))
+            if len(ordered) == len(candidates) and set(map(id, ordered)) == set(map(id, candidates)):
+                return ordered
+            fault: Exception = ValueError(f"{len(ordered)} of {len(candidates)}, not each of them once")
+        except Exception as raised:  # noqa: BLE001 - whatever a stranger's code raises
+            fault = raised
+        self._note(fault)
+        return self._fallback.order(candidates)
+
+    def _note(self, fault: Exception) -> None:
+        with self._lock:
+            self.faults += 1
+            first = self.faults == 1
+        if first:
+            name = type(self._policy).__name__
+            _LOG.error("the eviction policy %s gives no order; the least recently used go first", name, exc_info=fault)
+
+
+class Want(NamedTuple):
     """So much of one thing is wanted; `freed` says how much of it comes free when a candidate goes."""
 
     shares: Shares
@@ -63,28 +111,31 @@ def plan_evictions(
     All or nothing: nobody is evicted for a request that has to wait anyway. Where the tenant's own maximum
     is what stands in the way, only its own adapters can help, so those go first.
     """
-    used = [want.shares.used.copy() for want in wants]
+    states = [(want, want.shares.used.copy()) for want in wants]
     victims: list[Candidate] = []
     waiting = policy.order(candidates)
-    while (lacking := _lacking(tenant, wants, used)) is not None:
-        want, state = lacking
+    while (lacking := _lacking(tenant, states)) is not None:
+        want, used = lacking
         able = waiting
-        if not want.shares.within_maximum(tenant, want.amount, state):
+        if not want.shares.within_maximum(tenant, want.amount, used):
             able = [c for c in waiting if c.key.tenant == tenant]
-        chosen = _next_victim(able, tenant, want, state)
+        chosen = _next_victim(able, tenant, want, used)
         if chosen is None:
             return None
-        waiting.remove(chosen)
+        waiting = [c for c in waiting if c is not chosen]
         victims.append(chosen)
-        for each, after in zip(wants, used, strict=True):
+        for each, after in states:
             after[chosen.key.tenant] -= each.freed(chosen)
     return victims
 
 
-def _lacking(tenant: str, wants: Sequence[Want], used: Sequence[Usage]) -> tuple[Want, Usage] | None:
+def _lacking(tenant: str, states: Sequence[tuple[Want, Usage]]) -> tuple[Want, Usage] | None:
     """The first thing of which it may not take enough."""
-    pairs = zip(wants, used, strict=True)
-    return next((pair for pair in pairs if not pair[0].shares.may_take(tenant, pair[0].amount, pair[1])), None)
+    for state in states:
+        want, used = state
+        if not want.shares.may_take(tenant, want.amount, used):
+            return state
+    return None
 
 
 def _next_victim(candidates: Sequence[Candidate], taker: str, want: Want, used: Usage) -> Candidate | None:

@@ -22,6 +22,8 @@ class Fence:
     @classmethod
     def merged(cls, fences: Collection[Fence]) -> Fence:
         """All marks, each once, in order of appearance. Pages that were freed together share one fence."""
+        if len(fences) == 1:
+            return next(iter(fences))
         distinct = dict(zip(map(id, fences), fences, strict=True)).values()
         return cls(tuple({id(e): e for fence in distinct for e in fence.events}.values()))
 

@@ -33,6 +33,7 @@ class Following(CacheBooks):
         """
         with self._lock:
             self._revoker.revoke(revocation)
+            self._stager.remembered.clear()
             self._stager.finish()
         self._issue_if_idle()
 

@@ -56,7 +56,9 @@ class Lines(Generic[T]):
 
     def remove(self, item: T) -> None:
         """Nothing happens if it does not wait here."""
-        line = self._lines.get(item.tenant, [])
+        line = self._lines.get(item.tenant)
+        if line is None:
+            return
         index = bisect_left(line, rank(item), key=rank)
         if index < len(line) and line[index] is item:
             del line[index]

@@ -8,9 +8,11 @@ first, because its fence has most likely been passed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 
 from adapterd.gpu_cache.device import Run
 from adapterd.gpu_cache.fences import OPEN, Fence
@@ -31,69 +33,120 @@ class Allotment:
     scrub: tuple[int, ...]
 
 
-class PagePool:
-    """Free and used pages of one arena. Guarded by the cache's lock; touches no memory itself."""
+@dataclass(slots=True)
+class _Freed:
+    """Pages that came free together, from `at` on.
 
-    def __init__(self, count: int) -> None:
-        self._used: set[int] = set()
-        self._pairs: dict[int, None] = dict.fromkeys(range(count // 2))  # both pages free; ordered: oldest first
-        self._lone: dict[int, None] = dict.fromkeys(range(count - count % 2, count))  # free, the partner is not
-        self._fences: list[Fence] = [OPEN] * count
-        self._tenants: list[str | None] = [None] * count
-        self.count = count
+    Attributes:
+        tenants: who had each page last.
+        fence: of all of them.
+        apart: the fence of each, if they are two pages that came free one by one.
+    """
+
+    pages: tuple[int, ...]
+    tenants: tuple[str | None, ...]
+    fence: Fence
+    apart: tuple[Fence, Fence] | None = None
+    at: int = 0
+
+    def take(self, most: int) -> _Freed:
+        """The next pages of it, up to so many."""
+        begin, self.at = self.at, min(len(self.pages), self.at + most)
+        return _Freed(self.pages[begin : self.at], self.tenants[begin : self.at], self.fence, self.apart)
 
     @property
-    def free(self) -> int:
-        return 2 * len(self._pairs) + len(self._lone)
+    def over(self) -> bool:
+        return self.at == len(self.pages)
+
+
+class PagePool:
+    """Free and used pages of one arena. Guarded by the cache's lock; touches no memory itself.
+
+    What comes free together stays together, so that adapters of one size follow each other at no cost a page.
+    """
+
+    def __init__(self, count: int) -> None:
+        paired = count - count % 2
+        self._freed = deque([_Freed(tuple(range(paired)), (None,) * paired, OPEN)] if paired else [])  # oldest first
+        self._lone: dict[int, tuple[str | None, Fence]] = {}  # free, the partner is not; oldest first
+        if count % 2:
+            self._lone[paired] = None, OPEN
+        self._used: dict[int, tuple[tuple[int, ...], int, str]] = {}  # by first page: pages, how many in pairs, whose
+        self.count = self.free = count
 
     def take(self, wanted: int, tenant: str) -> Allotment | None:
         """`wanted` ≥ 1 free pages for `tenant`, or None when fewer are free."""
         if wanted > self.free:
             return None
-        pages = self._take_pairs(wanted // 2)
-        while len(pages) < wanted:
-            pages.append(self._take_lone())
-        self._used.update(pages)
-        fence = Fence.merged([self._fences[p] for p in pages])
-        tenants = self._tenants
-        scrub = tuple([p for p in pages if tenants[p] is not None and tenants[p] != tenant])
+        pieces = self._take_pairs(wanted - wanted % 2)
+        paired = sum([len(piece.pages) for piece in pieces])
+        pieces += self._take_lone(wanted - paired)
+        pages, tenants = pieces[0].pages, pieces[0].tenants
+        if len(pieces) > 1:
+            pages = tuple([page for piece in pieces for page in piece.pages])
+            tenants = tuple([each for piece in pieces for each in piece.tenants])
+        scrub: tuple[int, ...] = ()
+        if tenants.count(tenant) + tenants.count(None) < wanted:
+            scrub = tuple([page for page, last in zip(pages, tenants, strict=True) if last not in {None, tenant}])
+        self.free -= wanted
+        self._used[pages[0]] = pages, paired, tenant
+        return Allotment(pages, Fence.merged([piece.fence for piece in pieces]), scrub)
+
+    def give_back(self, pages: tuple[int, ...], fence: Fence) -> None:
+        """Frees the `pages` of an allotment; who takes them next must pass `fence` before writing."""
+        known, paired, tenant = self._used.pop(pages[0], ((), 0, ""))
+        assert known == pages, f"the pages {pages} are free already, or no allotment"
+        self.free += len(pages)
+        if paired:
+            self._freed.append(_Freed(pages[:paired], (tenant,) * paired, fence))
+        self._free_lone(pages[paired:], tenant, fence)
+
+    def _take_pairs(self, wanted: int) -> list[_Freed]:
+        """Up to so many pages, in ascending order of the pairs."""
+        pieces: list[_Freed] = []
+        while wanted and self._freed:
+            piece = self._freed[0].take(wanted)
+            if self._freed[0].over:
+                self._freed.popleft()
+            wanted -= len(piece.pages)
+            pieces.append(piece)
+        return _in_order(pieces) if len(pieces) > 1 else pieces
+
+    def _take_lone(self, wanted: int) -> list[_Freed]:
+        """Pages whose partners are used already; only if there are none, halves of pairs."""
+        pieces: list[_Freed] = []
+        while wanted and self._lone:
+            pages = tuple(islice(self._lone, wanted))
+            tenants, fences = zip(*map(self._lone.pop, pages), strict=True)
+            pieces.append(_Freed(pages, tenants, Fence.merged(fences)))
+            wanted -= len(pages)
+        if wanted:
+            (pair,) = self._take_pairs(2)
+            rows = zip(pair.tenants, pair.apart or (pair.fence, pair.fence), strict=True)
+            self._lone |= dict(zip(pair.pages, rows, strict=True))
+            pieces += self._take_lone(wanted)
+        return pieces
+
+    def _free_lone(self, pages: Sequence[int], tenant: str, fence: Fence) -> None:
+        lone, row = self._lone, (tenant, fence)
         for page in pages:
-            self._fences[page] = OPEN
-            self._tenants[page] = tenant
-        return Allotment(tuple(pages), fence, scrub)
+            if page ^ 1 not in lone:
+                lone[page] = row
+                continue
+            other, behind = lone.pop(page ^ 1)
+            tenants, fences = ((other, tenant), (behind, fence)) if page % 2 else ((tenant, other), (fence, behind))
+            self._freed.append(_Freed((page & ~1, page | 1), tenants, Fence.merged(fences), fences))
 
-    def give_back(self, pages: Sequence[int], fence: Fence) -> None:
-        """Frees `pages`; who takes them next must pass `fence` before writing."""
-        for page in pages:
-            assert page in self._used, f"page {page} is free already"
-            self._used.remove(page)
-            self._fences[page] = fence
-            self._free_one(page)
 
-    def _take_pairs(self, wanted: int) -> list[int]:
-        chosen = sorted(islice(self._pairs, wanted))
-        for pair in chosen:
-            del self._pairs[pair]
-        return [page for pair in chosen for page in (2 * pair, 2 * pair + 1)]
-
-    def _take_lone(self) -> int:
-        """A page whose partner is used already; only if there is none, half of a pair."""
-        if self._lone:
-            page = next(iter(self._lone))
-            del self._lone[page]
-            return page
-        pair = next(iter(self._pairs))
-        del self._pairs[pair]
-        self._lone[2 * pair + 1] = None
-        return 2 * pair
-
-    def _free_one(self, page: int) -> None:
-        partner = page ^ 1
-        if partner in self._lone:
-            del self._lone[partner]
-            self._pairs[page // 2] = None
-        else:
-            self._lone[page] = None
+def _in_order(pieces: Sequence[_Freed]) -> list[_Freed]:
+    """One piece of them all; its pairs are neighbours in the order of their pages."""
+    rows = [
+        (each.pages[i], each.tenants[i], each.tenants[i + 1]) for each in pieces for i in range(0, len(each.pages), 2)
+    ]
+    rows.sort(key=itemgetter(0))
+    pages = tuple([page for first, _, _ in rows for page in (first, first + 1)])
+    tenants = tuple([tenant for _, *both in rows for tenant in both])
+    return [_Freed(pages, tenants, Fence.merged([piece.fence for piece in pieces]))]
 
 
 def runs(sources: Sequence[int], targets: Sequence[int]) -> list[Run]:

@@ -157,11 +157,6 @@ class Entry:
         return bool(self.waiting or self.holders)
 
     @property
-    def tidy(self) -> bool:
-        """In VRAM, to be found, and nothing is asked about it: it holds nothing that could be given back."""
-        return self.copied and not self.dead and not self.checks
-
-    @property
     def in_flight(self) -> bool:
         """Whether a copy or a step has to do with it."""
         return self.tickets > 0 or (self.resident is not None and not self.copied)

@@ -91,11 +91,14 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._known) + len(self._aliases)
 
-    def verified(self, key: VersionKey, resolved: Resolved, facts: Facts) -> None:
-        """A claim was found to hold."""
+    def verified(self, key: VersionKey, resolved: Resolved, facts: Facts) -> int:
+        """A claim was found to hold: the largest rank of the version's modules."""
         known = self._known.get(key) or Known(max((m.rank for m in facts.manifest.modules), default=0))
-        self._known[key] = known.claiming({**known.claims, claim_of(resolved): facts.publisher})
-        self._prune()
+        claim = claim_of(resolved)
+        if known.claims.get(claim, "") != facts.publisher:
+            self._known[key] = known.claiming({**known.claims, claim: facts.publisher})
+            self._prune()
+        return known.rank
 
     def named(self, ref: Ref, key: VersionKey) -> None:
         """The source said what `ref` means now."""

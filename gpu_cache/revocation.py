@@ -107,6 +107,9 @@ class Entries(Protocol):
 
     entries: dict[VersionKey, Entry]
 
+    @property
+    def given_up(self) -> list[Entry]: ...
+
     def bury(self, entry: Entry, cause: Cause) -> None: ...
 
 
@@ -141,9 +144,10 @@ class Revoker:
             problem = self._problem(record) if record.tenant == revocation.tenant else None
             if problem is not None:
                 self._stager.fail(record, (problem,))
-        for key in {*self._shelf.entries, *self._host.usage().images}:
+        given_up = self._shelf.given_up  # by a reload, say: their pages are to be zeroed, too
+        for key in {*self._shelf.entries, *self._host.usage().images, *(entry.key for entry in given_up)}:
             if key.tenant == revocation.tenant:
-                self._strike(key, revocation)
+                self._strike(key, revocation, [entry for entry in given_up if entry.key == key])
         self._stager.advance()
 
     def _problem(self, record: LeaseRecord) -> Problem | None:
@@ -152,7 +156,7 @@ class Revoker:
         found = (self._refusals.refusal(each, self._ledger.publisher(key, each)) for key, each in pairs)
         return next(filter(None, found), None)
 
-    def _strike(self, key: VersionKey, revocation: Revocation) -> None:
+    def _strike(self, key: VersionKey, revocation: Revocation, given_up: list[Entry]) -> None:
         """The bytes go when no claim on them is left."""
         claims = dict(self._ledger.claims(key))
         hit = [claim for claim, key_id in claims.items() if revocation.fits(key.digest, claim, key_id)]
@@ -164,8 +168,8 @@ class Revoker:
             entry.verified.pop(claim, None)
         if bare or (hit and len(hit) == len(claims)):
             self._host.forget(key)
-            if entry is not None:
-                self._shelf.bury(entry, Cause.REVOKED)
+            for each in given_up if entry is None else [entry, *given_up]:
+                self._shelf.bury(each, Cause.REVOKED)
 
 
 class Scrubber:

@@ -205,9 +205,10 @@ class Selector(Generic[R]):
         """Whether it started or was refused; if neither, it needs its adapters kept."""
         if step.no_starts or (step.no_room and wanted):
             return False
-        if not self._turns.due(request) and self._must_wait(request):
-            return False
-        rows = Want(rows=max(1, request.rows))
+        wants = max(1, request.rows)
+        if not self._turns.due(request) and self._budget.short(kv_blocks=request.kv_blocks, rows=wants):
+            return False  # the usual answer, without building one
+        rows = Want(rows=wants)
         match self._budget.ask(Want(kv_blocks=request.kv_blocks, adapters=wanted, rows=rows.rows)):
             case Fits():
                 held = self._budget.reserve(Want(kv_blocks=request.kv_blocks, adapters=wanted))
@@ -225,10 +226,6 @@ class Selector(Generic[R]):
                     room = answer.short_of(Resource.ADAPTER_BYTES)
                     step.no_room, step.no_starts = step.no_room or room, not room
                 return False
-
-    def _must_wait(self, request: R) -> bool:
-        """Whether it is short of KV blocks now and would fit later: the usual answer, without building one."""
-        return self._budget.free(Resource.KV_BLOCKS) < request.kv_blocks <= self._budget.limits.kv_blocks
 
     def _load(self, request: R, wanted: Mapping[AdapterKey, int], step: _Step[R]) -> None:
         """Begins what is missing. Loads go in turn; room is closed to others only if the request is due."""
@@ -277,8 +274,7 @@ class Selector(Generic[R]):
     def _keep(self, composition: _Composition, step: _Step[R]) -> None:
         """Holds what is here for one that waits, if there is room for it."""
         if composition.here and not composition.kept and not step.no_room:
-            answer = self._budget.grow(self._kept, Want(adapters=composition.here))
-            composition.kept = isinstance(answer, Fits)
+            composition.kept = self._budget.hold(self._kept, composition.here)
 
     def _empty(self) -> Reservation:
         made = self._budget.reserve(Want())

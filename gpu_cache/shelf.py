@@ -33,9 +33,18 @@ class Shelf:
         self._scrubber, self._again = scrubber, again
         self.entries: dict[VersionKey, Entry] = {}
 
+    @property
+    def given_up(self) -> list[Entry]:
+        """Buried, but still in VRAM: something is in flight for them."""
+        return self._vram.dead
+
     def entry(self, key: VersionKey) -> Entry:
         """That of the version, or a new one."""
-        return self.entries.setdefault(key, Entry(key))
+        found = self.entries.get(key)
+        if found is None:
+            found = self.entries[key] = Entry(key)
+            self._claims.remind(found)
+        return found
 
     def tidy(self, entry: Entry) -> None:
         """Gives back what an entry holds for nobody. Does nothing while anything is in flight for it."""
@@ -58,8 +67,8 @@ class Shelf:
 
         Leases that still want the version begin again; those that had it have failed by now.
         """
-        self.forget(entry)
         entry.dead, entry.cause = True, cause
+        self.forget(entry)
         if entry.resident is not None:
             self._vram.slots.revoke(entry.resident.slot)
             if cause is Cause.REVOKED:
@@ -77,3 +86,4 @@ class Shelf:
         """It is found no more."""
         if self.entries.get(entry.key) is entry:
             del self.entries[entry.key]
+            self._claims.remember(entry)

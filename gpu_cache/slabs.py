@@ -51,6 +51,10 @@ class SlabTensors:
                 self._device.disown_host(tensor)
             self._adopted[id(slab)] = (slab, self._device.adopt_host(slab.memory))
 
+    def knows(self, slab: Slab) -> bool:
+        """Whether `tensor` works for it."""
+        return isinstance(slab, DeviceSlab) or id(slab) in self._adopted
+
     def tensor(self, slab: Slab) -> torch.Tensor:
         """uint8 [bytes of the slab]; KeyError if it was not adopted."""
         if isinstance(slab, DeviceSlab):

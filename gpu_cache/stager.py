@@ -1,16 +1,8 @@
-"""The stager: takes leases from REFs to resident pages. The host verifies and packs, copies follow.
+"""The stager: a lease's life, from what it names to its end. The host verifies and packs, `placement` finds room.
 
 There is one lock, the cache's condition. Methods are called with it held. Under it nothing blocks, no bytes
-move and nobody else's code runs; requests to the host are put, marks and waits may be enqueued. The host
-answers from threads of its own, each answer takes the lock once.
-
-Bytes come first, then room: what a lease wants is brought into host memory, and then takes its place in VRAM,
-all of it at once or nothing. Where there is no room the lease lets go of the host's memory again and waits for
-room alone (it is parked); once it has the room, the bytes are asked for anew, and are mostly still there. So who
-waits for VRAM holds no host memory, who waits for host memory may hold VRAM, and no two can wait for each other.
-
-Room is handed out by priority, then by age. A waiting lease may take what only leases behind it want, never what
-a lease has a claim on (I12). So the first always gets on as leases are released.
+move and nobody else's code runs; requests to the host are put, marks and waits may be enqueued. What the host has
+at hand it gives at once; all else it answers from threads of its own, and each answer takes the lock once.
 """
 
 from __future__ import annotations
@@ -21,19 +13,19 @@ from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from adapterd.gpu_cache.admission import inadmissible, short_cut
+from adapterd.gpu_cache.admission import short_cut
 from adapterd.gpu_cache.arrivals import Arrivals, Loads
-from adapterd.gpu_cache.asking import Desk, Images
+from adapterd.gpu_cache.asking import Desk
 from adapterd.gpu_cache.budgets import queue_full
 from adapterd.gpu_cache.claims import Claims
 from adapterd.gpu_cache.composition import normalise
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
 from adapterd.gpu_cache.device import Device
-from adapterd.gpu_cache.host.interface import Failure, Host, Origin
-from adapterd.gpu_cache.lines import Lines
-from adapterd.gpu_cache.pins import no_room_to_prefetch, too_much_kept
-from adapterd.gpu_cache.records import Ask, Cause, Entry, LeaseRecord, LeaseState, Place, Purpose
+from adapterd.gpu_cache.host.interface import AtHand, Failure, Host, Origin
+from adapterd.gpu_cache.placement import Placement
+from adapterd.gpu_cache.records import Ask, Cause, Entry, LeaseRecord, LeaseState, Purpose
+from adapterd.gpu_cache.remembered import Remembered
 from adapterd.gpu_cache.residency import Ledger
 from adapterd.gpu_cache.revocation import Refusals, Scrubber
 from adapterd.gpu_cache.shelf import Shelf
@@ -45,11 +37,12 @@ from adapterd.loader.identity import VersionKey
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
+    from adapterd.loader.identity import Ref
     from adapterd.loader.sources import Resolved
 
 
 class Stager:
-    """Entries and waiting leases, and every step between absent and resident."""
+    """Entries and leases, and every step between absent and resident."""
 
     def __init__(
         self,
@@ -67,19 +60,27 @@ class Stager:
     ) -> None:
         """Args: over: called with the lock held when a lease that ends by itself has ended: it may be released."""
         self._config, self.base = config, base
-        self._lock, self._vram, self._copies = lock, vram, copies
-        self._refusals, self._over = refusals, over
-        self.ledger = Ledger(lambda: {*self.entries, *host.usage().images})
+        self._lock, self._copies, self._refusals, self._over = lock, copies, refusals, over
+        self.ledger = Ledger(lambda: {*self.entries, *host.usage().images, *(each.key for each in self.shelf.given_up)})
         self.desk = Desk(host, slabs, lock, self._answered)
-        self._claims = Claims(self.desk, self.ledger, refusals.refusal, self)
+        self.remembered = Remembered(2 * config.max_residents, lambda: host.usage().images)
+        self._claims = Claims(self.desk, self.ledger, self.remembered, refusals.refusal, self)
         self._arrivals = Arrivals(self.desk, vram, copies, slabs, self)
         self.scrubber = Scrubber(device, vram.arena, config.page_bytes, lock, self._scrubbed)
         self.shelf = Shelf(vram, copies, self._claims, self._arrivals, self.scrubber, self._again)
-        self._lines: Lines[LeaseRecord] = Lines()  # for room in VRAM
+        self._placement = Placement(
+            config.max_composition_rank,
+            lock=lock,
+            desk=self.desk,
+            vram=vram,
+            claims=self._claims,
+            arrivals=self._arrivals,
+            entries=self.entries.values,
+            owner=self,
+        )
         self._queued: Counter[str] = Counter()
         self._ended: list[LeaseRecord] = []
         self._tick = 0
-        self.found: Counter[Origin | None] = Counter()  # where leases found what they wanted; None is VRAM
 
     @property
     def entries(self) -> dict[VersionKey, Entry]:
@@ -89,22 +90,31 @@ class Stager:
     def loads(self) -> Loads:
         return self._arrivals.loads
 
+    @property
+    def found(self) -> Counter[Origin | None]:
+        """Where leases found what they wanted; None is VRAM."""
+        return self._placement.found
+
     # Leases
 
     def admit(self, record: LeaseRecord, problems: tuple[Problem, ...] = ()) -> None:
-        """Starts a lease. What it names is looked up by the host, unless that is known, or pinned and in VRAM."""
+        """Starts a lease. What it names is looked up by the host, unless that is known, or pinned and here."""
         self._queued[record.tenant] += 1
         if problems:
             self.fail(record, problems)
             return
+        refs = [asked.ref for asked in record.asked]
         known = record.resolved or short_cut(record.asked, record.tenant, record.base, self.entries)
         if known is not None:
             self._attach(record, known)
+        elif (here := self._at_hand(record, refs)) is not None:
+            self._attach(record, here.resolved, here)
+        elif (remembered := self.remembered.resolved(refs, record.tenant, record.base)) is not None:
+            self._attach(record, remembered)
         most = self._config.tenants.get(record.tenant, self._config.default_budget).max_waiting
-        if record.queued and self._queued[record.tenant] > most:
+        if self._queued[record.tenant] > most:
             self.fail(record, (queue_full(record.tenant, most),))
         elif record.state is LeaseState.RESOLVING:
-            refs = [asked.ref for asked in record.asked]
             record.lookup = self.desk.resolve(refs, record.tenant, partial(self._resolved, record))
 
     def warm(self, seen: WarmLeases, record: LeaseRecord, wish: object) -> bool:
@@ -116,7 +126,7 @@ class Stager:
         return True
 
     def fail(self, record: LeaseRecord, problems: tuple[Problem, ...]) -> None:
-        self._move(record, LeaseState.FAILED)
+        self.move(record, LeaseState.FAILED)
         record.problems = problems
         self._detach(record)
         if record.purpose.brief:
@@ -128,18 +138,17 @@ class Stager:
             record.state = LeaseState.RELEASED
             for entry in record.entries:
                 del entry.holders[record.seq]
-                if not entry.tidy:
-                    self.tidy(entry)
-            self.advance()
+            if self._placement.lines:
+                self.advance()
             return
-        self._move(record, LeaseState.RELEASED)
+        self.move(record, LeaseState.RELEASED)
         self._detach(record)
         self.advance()
 
     def pause(self, record: LeaseRecord) -> None:
         """It holds nothing, and remembers what it was on."""
         if record.live and record.state is not LeaseState.PAUSED:
-            self._move(record, LeaseState.PAUSED)
+            self.move(record, LeaseState.PAUSED)
             self._detach(record)
             record.forget_hold()
             self.advance()
@@ -158,16 +167,21 @@ class Stager:
         for entry in entries:
             entry.last_used = self._tick
 
+    # What happens
+
     def advance(self) -> None:
         """Something came free, or came in: let those who wait for room try, in their order."""
-        if self._lines:
-            self._lines.serve(self._place)
-        self._lock.notify_all()
+        self._placement.advance()
+
+    def line_up(self, on: bool) -> None:
+        """While on, whose bytes come in stands in line only: a step that hears of it leaves the room to the next."""
+        self._placement.later = on
 
     def poll(self) -> None:
         """Notices the copies that have completed or were refused."""
-        if not self._copies.news:
-            self.finish()
+        if not (self._copies.news or self._placement.fresh):
+            if self._ended:
+                self.finish()
             return
         landed, lost = self._copies.landed(), self._copies.lost()
         for each in landed:
@@ -175,7 +189,7 @@ class Stager:
         for refused in lost:
             self.shelf.forget(refused.entry)
             self._arrivals.lose(refused)
-        if landed or lost:
+        if landed or lost or self._placement.fresh:
             self.advance()
         self.finish()
 
@@ -184,155 +198,84 @@ class Stager:
         while self._ended:
             self._over(self._ended.pop())
 
-    def _answered(self) -> None:
-        self.advance()
-        self.finish()
-
     def forget_all(self) -> None:
         """The base was reloaded: no entry is found any more, and every slot is stale at once (I16)."""
+        self.remembered.clear()
         for entry in list(self.entries.values()):
             self.shelf.bury(entry, Cause.RELOAD)
 
-    def tidy(self, entry: Entry) -> None:
-        self.shelf.tidy(entry)
+    def _answered(self) -> None:
+        if not self._placement.later:
+            self.advance()
+        self.finish()
 
     def _scrubbed(self, entry: Entry) -> None:
         self.tidy(entry)
         self.advance()
 
-    def _attach(self, record: LeaseRecord, found: Sequence[Resolved]) -> None:
-        """The lease knows its versions now."""
+    # For claims, arrivals and placement
+
+    def proceed(self, record: LeaseRecord) -> None:
+        self._placement.proceed(record)
+
+    def arrived(self, entry: Entry) -> None:
+        self._placement.arrived(entry)
+
+    def tidy(self, entry: Entry) -> None:
+        self.shelf.tidy(entry)
+
+    def move(self, record: LeaseRecord, state: LeaseState) -> None:
+        """Into a state in which it is not queued."""
+        self._queued[record.tenant] -= record.queued
+        record.state = state
+        if not self._queued[record.tenant]:
+            del self._queued[record.tenant]
+
+    def ended(self, record: LeaseRecord) -> None:
+        self._ended.append(record)
+
+    # From REFs to versions
+
+    def _attach(self, record: LeaseRecord, found: Sequence[Resolved], here: AtHand | None = None) -> None:
+        """The lease knows its versions now; `here`, if that is how."""
+        if not self._enter(record, found):
+            return
+        if here is None and (missing := record.missing):
+            here = self._at_hand(record, [each for entry, each in record.claims if entry in missing])
+        if here is None:
+            self.proceed(record)
+        else:
+            self._placement.at_hand(record, here)
+
+    def _at_hand(self, record: LeaseRecord, wanted: Sequence[Ref] | Sequence[Resolved]) -> AtHand | None:
+        """If the host has all of it at hand, the lease's fetch is done with that."""
+        found = None if record.purpose is Purpose.TO_HOST else self.desk.at_hand(wanted, record.tenant)
+        if found is None:
+            return None
+        record.fetch, here = found
+        return here
+
+    def _enter(self, record: LeaseRecord, found: Sequence[Resolved]) -> bool:
+        """Whether it may be had: then the lease waits for these versions."""
         record.resolved = tuple(found)
         keys = [VersionKey(record.tenant, record.base, each.version_digest) for each in found]
         for key, each in zip(keys, found, strict=True):
             refusal = self._refusals.refusal(each, self.ledger.publisher(key, each))
             if refusal is not None:
                 self.fail(record, (refusal,))
-                return
+                return False
         try:
             record.components = normalise(zip(keys, (a.weight for a in record.asked), strict=True))
         except AdapterdError as failure:
             self.fail(record, failure.problems)
-            return
+            return False
         chosen = {c.key: self.shelf.entry(c.key) for c in record.components}
         record.entries = tuple(chosen.values())
         pairs = zip(keys, found, strict=True)
         record.claims = tuple((chosen[key], each) for key, each in pairs if key in chosen)
-        record.state = LeaseState.WAITING
-        for entry in record.entries:
-            if entry.place is Place.ABSENT:
-                record.unseen.add(entry)
-            else:
-                self.found[None] += 1
-            entry.waiting[record.seq] = record
+        self._placement.enter(record)
         self.touch(record.entries)
-        self.proceed(record)
-
-    def _move(self, record: LeaseRecord, state: LeaseState) -> None:
-        before, record.state = record.queued, state
-        self._queued[record.tenant] -= before and not record.queued
-        if not self._queued[record.tenant]:
-            del self._queued[record.tenant]
-
-    def _detach(self, record: LeaseRecord) -> None:
-        self._lines.remove(record)
-        self.desk.let_go(record.lookup)
-        self._let_go(record)
-        for entry in record.entries:
-            entry.waiting.pop(record.seq, None)
-            entry.holders.pop(record.seq, None)
-            self.tidy(entry)
-        self._lock.notify_all()
-
-    def _let_go(self, record: LeaseRecord) -> None:
-        """Of what the host holds for the lease, or is about to."""
-        self.desk.let_go(record.fetch)
-        record.fetch, record.images = None, {}
-
-    # From versions to room
-
-    def proceed(self, record: LeaseRecord) -> None:
-        """Does whatever can be done now for a lease that waits, but for room: that is handed out by `advance`."""
-        if record.state is not LeaseState.WAITING:
-            return
-        vram = self._vram
-        problem = inadmissible(record, vram.budget, vram.slot_shares, self._config.max_composition_rank)
-        problem = problem or too_much_kept(record, self.entries.values(), vram.budget, vram.slot_shares)
-        if problem is not None:
-            self.fail(record, (problem,))
-            return
-        if not self._claims.hold(record):
-            return
-        missing = record.missing
-        if not missing:
-            self._grant(record)
-        elif record.images or record.parked:
-            self._lines.add(record)
-        elif record.fetch is None:
-            wanted = {entry: found for entry, found in record.claims if entry in missing}
-            then = partial(self._fetched, record, list(wanted))
-            record.fetch = self.desk.fetch(list(wanted.values()), record, then)
-
-    def _place(self, record: LeaseRecord) -> bool:
-        """Whether the lease waits for room no longer: all that it misses has some now, or it is verified again."""
-        if not self._claims.hold(record):
-            return True
-        missing = record.missing
-        brief = record.purpose.brief
-        gives_way = brief and len(self._lines) > 1  # others wait for room, too
-        evicted = [] if not missing else None if gives_way else self._vram.make_room(record)
-        if evicted is None:
-            if brief:
-                self.fail(record, (no_room_to_prefetch(record),))
-            return brief
-        for entry in missing:
-            self._vram.claim(entry)
-        self._grant(record, missing)
-        for entry in missing:
-            for other in list(entry.waiting.values()):
-                self.proceed(other)
-        for entry in evicted:
-            self.tidy(entry)
         return True
-
-    def _park(self, record: LeaseRecord) -> None:
-        for entry, image in record.images.items():
-            if image.origin is not Origin.HOST:
-                entry.cold = image
-        self._let_go(record)
-        record.parked = True
-
-    def _grant(self, record: LeaseRecord, claimed: Sequence[Entry] = ()) -> None:
-        """From here on the lease pins (I12)."""
-        self._move(record, LeaseState.COPYING)
-        self._lines.remove(record)
-        self.found[None] += len(record.unseen)
-        record.unseen.clear()
-        for entry in record.entries:
-            del entry.waiting[record.seq]
-            entry.holders[record.seq] = record
-            entry.used = entry.used or not record.purpose.brief
-        self._arrivals.bring(record, list(claimed))
-        for entry in record.entries:
-            self.tidy(entry)
-        self._settle(record)
-
-    def _settle(self, record: LeaseRecord) -> None:
-        if record.components is not None and all(entry.copied for entry in record.entries):
-            pairs = zip(record.entries, record.components, strict=True)
-            record.residents = tuple((e.resident, c.weight) for e, c in pairs if e.resident is not None)
-            record.state = LeaseState.READY
-            if record.purpose.brief:
-                self._ended.append(record)
-            self._lock.notify_all()
-
-    def arrived(self, entry: Entry) -> None:
-        self._vram.changes += 1
-        for record in list(entry.holders.values()):
-            self._settle(record)
-        self.tidy(entry)
-
-    # What the host is asked, and what becomes of its answers
 
     def _resolved(self, record: LeaseRecord, ask: Ask, outcome: tuple[Resolved, ...] | Failure) -> None:
         if record.lookup is not ask or not record.live:
@@ -345,22 +288,11 @@ class Stager:
             self.ledger.named(asked.ref, VersionKey(record.tenant, record.base, found.version_digest))
         self._attach(record, outcome)
 
-    def _fetched(self, record: LeaseRecord, entries: list[Entry], ask: Ask, outcome: Images | Failure) -> None:
-        if record.fetch is not ask:
-            return
-        if isinstance(outcome, Failure):
-            for entry in entries:
-                entry.verified.clear()
-            self.fail(record, outcome.problems)
-            return
-        record.images = dict(zip(entries, outcome, strict=True))
-        for entry, image in record.images.items():
-            self.found[image.origin] += entry in record.unseen
-            record.unseen.discard(entry)
-        if record.purpose is Purpose.TO_HOST:
-            self._ended.append(record)
-            return
-        self.proceed(record)
-        self.advance()
-        if record.images:  # no room, or somebody's turn comes first
-            self._park(record)
+    def _detach(self, record: LeaseRecord) -> None:
+        self.desk.let_go(record.lookup)
+        self._placement.leave(record)
+        for entry in record.entries:
+            entry.waiting.pop(record.seq, None)
+            entry.holders.pop(record.seq, None)
+            self.tidy(entry)
+        self._lock.notify_all()

@@ -36,6 +36,7 @@ class CacheStatistics:
         evictions: from VRAM, by cause.
         steps_in_flight: tickets that are not ended.
         pinned_adapters: versions that a pin or a route holds, or waits for.
+        policy_faults: how often the eviction policy gave no order, in VRAM or in this process's host memory.
     """
 
     vram_bytes: Mapping[str, int]
@@ -55,6 +56,7 @@ class CacheStatistics:
     evictions: Mapping[Cause, int]
     steps_in_flight: int
     pinned_adapters: int = 0
+    policy_faults: int = 0
 
 
 def snapshot(
@@ -63,6 +65,7 @@ def snapshot(
     """What these books say, with the cache's lock held; to be counted up by calling the result, without it."""
     looks, states = look(stager.entries.values()), book.states()
     used, free, evictions, found = vram.budget.used.copy(), vram.budget.free, vram.evictions.copy(), stager.found.copy()
+    faults = vram.policy.faults
     loads, leaked, released, page_bytes = stager.loads.copy(), book.leaked, book.released, vram.budget.page_bytes
 
     def count() -> CacheStatistics:
@@ -86,6 +89,7 @@ def snapshot(
             evictions={cause: evictions[cause] for cause in Cause},
             steps_in_flight=steps,
             pinned_adapters=sum(map(is_kept, looks)),
+            policy_faults=faults,
         )
 
     return count

@@ -78,6 +78,15 @@ class Want:
         if min(amounts) < 0:
             raise ValueError(f"a negative amount is wanted: {self}")
 
+    def plain(self) -> tuple[tuple[Resource, int], ...]:
+        """All but the adapters."""
+        return (
+            (Resource.KV_BLOCKS, self.kv_blocks),
+            (Resource.ROWS, self.rows),
+            (Resource.LOAD_SLOTS, self.load_slots),
+            (Resource.LOAD_BYTES, self.load_bytes),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Lack:
@@ -123,7 +132,6 @@ class NeverFits:
 
 Answer = Fits | MustWait | NeverFits
 FITS = Fits()
-_PLAIN = (Resource.KV_BLOCKS, Resource.ROWS, Resource.LOAD_SLOTS, Resource.LOAD_BYTES)
 
 
 class Reservation:
@@ -206,10 +214,24 @@ class StepBudget:
             self._take(want, reservation)
         return answer
 
+    def hold(self, reservation: Reservation, adapters: Mapping[AdapterKey, int]) -> bool:
+        """Adds these adapters to what an open reservation has, if there is room for all of them: `grow`, by a word."""
+        if self._fresh(adapters) > self.free(Resource.ADAPTER_BYTES):
+            return False
+        self._take_adapters(adapters, reservation)
+        return True
+
+    def short(self, *, kv_blocks: int, rows: int) -> bool:
+        """Whether that cannot be had now and could be later: why most of those that wait do, by a word."""
+        return (
+            self.free(Resource.KV_BLOCKS) < kv_blocks <= self.limits.kv_blocks
+            or self.free(Resource.ROWS) < rows <= self.limits.rows
+        )
+
     def _answer(self, want: Want, holder: Reservation | None) -> Answer:
         """`NeverFits` counts what the holder has already: it would wait for itself."""
         more = self._more(want)
-        short = tuple(self._lack(r, n) for r, n in more.items() if n > self.free(r))
+        short = tuple([self._lack(r, n) for r, n in more.items() if n > self.free(r)])
         if not short:
             return FITS
         own = self._whole(want, holder)
@@ -218,30 +240,41 @@ class StepBudget:
 
     def _more(self, want: Want) -> dict[Resource, int]:
         """What would be taken. Adapters that are held cost nothing."""
-        more: dict[Resource, int] = {r: n for r in _PLAIN if (n := getattr(want, r))}
+        more = {r: n for r, n in want.plain() if n}
         if want.adapters:
-            fresh = sum(self._pages(nbytes) for key, nbytes in want.adapters.items() if key not in self._sizes)
-            more[Resource.ADAPTER_BYTES] = fresh
+            more[Resource.ADAPTER_BYTES] = self._fresh(want.adapters)
         return more
+
+    def _fresh(self, adapters: Mapping[AdapterKey, int]) -> int:
+        """Bytes of those that nobody holds."""
+        return sum([self._pages(nbytes) for key, nbytes in adapters.items() if key not in self._sizes])
 
     def _whole(self, want: Want, holder: Reservation | None) -> dict[Resource, int]:
         """All that the holder would have, as if it were alone."""
         had = Counter[Resource]() if holder is None else holder.taken
-        whole: dict[Resource, int] = {r: getattr(want, r) + had[r] for r in _PLAIN}
+        whole: dict[Resource, int] = {r: n + had[r] for r, n in want.plain()}
         sizes = {key: self._sizes[key] for key in holder.adapters} if holder is not None else {}
         sizes |= {key: self._sizes.get(key, self._pages(nbytes)) for key, nbytes in want.adapters.items()}
         return {**whole, Resource.ADAPTER_BYTES: sum(sizes.values())}
 
     def _take(self, want: Want, reservation: Reservation) -> None:
-        for resource, amount in self._more(want).items():
-            self._taken[resource] += amount
-            assert self._taken[resource] <= self.limit(resource), f"more {resource} taken than there is"
-        for resource in _PLAIN:
-            reservation.taken[resource] += getattr(want, resource)
-        for key in want.adapters.keys() - reservation.adapters:
+        for resource, amount in want.plain():
+            if amount:
+                self._add(resource, amount)
+                reservation.taken[resource] += amount
+        self._take_adapters(want.adapters, reservation)
+
+    def _take_adapters(self, adapters: Mapping[AdapterKey, int], reservation: Reservation) -> None:
+        for key in adapters.keys() - reservation.adapters:
             reservation.adapters.add(key)
-            self._sizes.setdefault(key, self._pages(want.adapters[key]))
+            if key not in self._sizes:
+                self._sizes[key] = self._pages(adapters[key])
+                self._add(Resource.ADAPTER_BYTES, self._sizes[key])
             self._holders[key] += 1
+
+    def _add(self, resource: Resource, amount: int) -> None:
+        self._taken[resource] += amount
+        assert self._taken[resource] <= self._limits[resource], f"more {resource} taken than there is"
 
     def _take_back(self, reservation: Reservation) -> None:
         """For `Reservation.give_back`, once each."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.budgets import Budget, slot_shares
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.device import Device
-from adapterd.gpu_cache.eviction import Candidate, Policy, pages_wanted, plan_evictions, slots_wanted
+from adapterd.gpu_cache.eviction import Candidate, GuardedPolicy, Policy, pages_wanted, plan_evictions, slots_wanted
 from adapterd.gpu_cache.fences import OPEN, Fence, Readers
 from adapterd.gpu_cache.pages import Allotment, PagePool
 from adapterd.gpu_cache.records import Cause, Entry, LeaseRecord
@@ -22,7 +23,7 @@ class VramTier:
     """Who has which pages and slots. Methods need the cache's lock."""
 
     def __init__(self, device: Device, config: CacheConfig, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = GuardedPolicy.of(policy)
         self.budget = Budget("vram", config.vram_pages, config.page_bytes, config.tenants, config.default_budget)
         self.slots = SlotTable(config.max_residents)
         self.slot_shares = slot_shares(config.max_residents, self.budget)
@@ -31,6 +32,11 @@ class VramTier:
         self._claimed: dict[int, Entry] = {}
         self._pool = PagePool(config.vram_pages)
         self.arena: torch.Tensor = device.allocate_arena(config.vram_pages * config.page_bytes)
+
+    @property
+    def dead(self) -> list[Entry]:
+        """Those that are found no more and still have their room."""
+        return [entry for entry in self._claimed.values() if entry.dead]
 
     def make_room(self, record: LeaseRecord) -> list[Entry] | None:
         """Makes room for all that `record` misses: who was evicted for it, or None if it must wait.
@@ -44,10 +50,10 @@ class VramTier:
         )
         if all(want.shares.may_take(tenant, want.amount, want.shares.used) for want in wants):
             return []
-        free = [e for e in self._claimed.values() if _evictable(e, record)]
-        candidates = [Candidate(e.key, e.pages, e.last_used) for e in free]
-        entries = {id(candidate): entry for candidate, entry in zip(candidates, free, strict=True)}
-        victims = plan_evictions(self._policy, tenant, wants, candidates)
+        free = _evictable(self._claimed.values(), record)
+        candidates = [Candidate(e.key, e.resident.layout.n_pages, e.last_used) for e in free if e.resident is not None]
+        entries = dict(zip(map(id, candidates), free, strict=True))
+        victims = plan_evictions(self.policy, tenant, wants, candidates)
         return None if victims is None else [self._evicted(entries[id(v)]) for v in victims]
 
     def claim(self, entry: Entry) -> None:
@@ -104,12 +110,12 @@ class VramTier:
         return entry
 
 
-def _evictable(entry: Entry, record: LeaseRecord) -> bool:
+def _evictable(entries: Iterable[Entry], record: LeaseRecord) -> list[Entry]:
     """Resident, nobody has a claim on it (I12), no step reads it, no lease that goes before `record` wants it.
 
     A prefetch may take only what its own tenant had prefetched before, and what nobody has used since.
     """
-    if record.purpose.brief and (entry.used or entry.key.tenant != record.tenant):
-        return False
-    free = entry.copied and not entry.dead and not entry.holders and not entry.tickets
-    return free and not entry.spared_for(record)
+    free = [e for e in entries if e.copied and not (e.dead or e.holders or e.tickets)]
+    if record.purpose.brief:
+        free = [e for e in free if not e.used and e.key.tenant == record.tenant]
+    return [e for e in free if not (e.waiting and e.spared_for(record))]

@@ -47,6 +47,10 @@ class WarmLeases:
     def __len__(self) -> int:
         return len(self._seen)
 
+    def knows(self, tenant: str, wish: object) -> bool:
+        """Whether `fill` has something to look at."""
+        return isinstance(wish, str | int) and (tenant, wish) in self._seen
+
     def remember(self, wish: object, record: LeaseRecord) -> None:
         """What a lease came to, if it is of the kind that can be had the short way again.
 

@@ -9,6 +9,7 @@ from typing import IO, Any
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.formats.json_strict import JsonRules, parse_object
 from adapterd.loader.formats.text import shown
+from adapterd.loader.regular_file import NotRegular, open_regular
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 1 << 22
@@ -48,10 +49,12 @@ def is_module_path(value: object) -> bool:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes. Raises NotFound (PATH_NOT_FOUND), or Failed (BASE_TABLE_INVALID) for more."""
+    """At most `limit` bytes of a regular file. Raises NotFound (PATH_NOT_FOUND), or Failed (BASE_TABLE_INVALID)."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return read_open(file, path.name, limit)
+    except NotRegular as e:
+        raise invalid(path.name, "is no regular file") from e
     except OSError as e:
         raise error(Code.PATH_NOT_FOUND, str(path), f"cannot be read: {e.strerror or e}") from e
 

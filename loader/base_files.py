@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import IO, Any
 from adapterd.loader.base_fields import invalid, parse_json, read_open
 from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.text import shown
+from adapterd.loader.regular_file import NotRegular, open_regular
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -132,7 +131,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         OSError.
         Failed: BASE_TABLE_INVALID for what is no regular file.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise invalid(path.name, "is no regular file")
+    try:
+        opened = open_regular(path)
+    except NotRegular as e:
+        raise invalid(path.name, "is no regular file") from e
+    with opened as file:
         yield file

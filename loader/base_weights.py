@@ -16,6 +16,7 @@ from adapterd.loader.base_files import StoredTensor, stored_tensors
 from adapterd.loader.errors import Code, error
 from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import canonical_json, sha256_hex
+from adapterd.loader.regular_file import open_regular
 
 WEIGHTS_TYPE = "adapterd.weights/1"
 _CHUNK = 4 << 20
@@ -49,7 +50,7 @@ def weights_digest(path: Path, progress: Progress | None = None) -> str:
 def _file_entries(path: Path, tensors: list[StoredTensor], progress: Progress) -> list[dict[str, object]]:
     """In the order of the bytes, so that a file is read once, from start to end."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return [_entry(file, tensor, progress) for tensor in sorted(tensors, key=_span)]
     except OSError as e:
         raise error(Code.PATH_NOT_FOUND, str(path), f"cannot be read: {e.strerror or e}") from e

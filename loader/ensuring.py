@@ -14,7 +14,7 @@ from adapterd.loader.download import Origin, Progress, receive
 from adapterd.loader.errors import Code, NotFound, Refused, Unavailable, Untrusted, error, error_from
 from adapterd.loader.formats.files import DirectoryPackage
 from adapterd.loader.identity import WEIGHTS_FILE, FileEntry, VersionKey
-from adapterd.loader.known_manifest import KnownManifest
+from adapterd.loader.known_manifest import KnownManifest, Recalled
 from adapterd.loader.limits import Limits
 from adapterd.loader.manifest import Manifest
 from adapterd.loader.sources.interface import Resolved, Source
@@ -25,6 +25,7 @@ from adapterd.loader.store_room import Room
 from adapterd.loader.stored import StoredVersion
 from adapterd.loader.trust.admission import AdmissionStatement
 from adapterd.loader.trust.policy import TrustStore
+from adapterd.loader.trust.seen import Seen
 from adapterd.loader.trust.verify import TrustedVersion, Wanted
 
 
@@ -38,6 +39,8 @@ class Tools:
     limits: Limits
     key: StoreKey | None
     clock: Callable[[], datetime]
+    recalled: Recalled
+    seen: Seen
 
 
 class Ensuring:
@@ -138,7 +141,7 @@ class Ensuring:
     def _verify(self, evidence: Evidence) -> TrustedVersion:
         r = self._resolved
         wanted = Wanted(r.tenant, r.adapter, self._base.pin, r.version_digest, r.version_number)
-        trusted = TrustedVersion(wanted, self._tools.trust, self._tools.clock())
+        trusted = TrustedVersion(wanted, self._tools.trust, self._tools.clock(), self._tools.seen)
         trusted.update_statement(evidence.statement)
         trusted.update_signature(evidence.signature)
         return trusted
@@ -174,7 +177,8 @@ class Ensuring:
             hashed: all bytes were hashed before, so names and sizes will do; if not, they are hashed first.
         """
         statement = trusted.checked.statement
-        known = KnownManifest(entry, self.key, statement, self._tools.limits, self._tools.key)
+        tools = self._tools
+        known = KnownManifest(entry, self.key, statement, tools.limits, tools.key, tools.recalled)
         with DirectoryPackage.open_dir(entry.package, self._tools.limits) as package:
             check_sizes(package, statement)
             if not hashed:

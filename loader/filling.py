@@ -15,7 +15,7 @@ from adapterd.loader.layout import Layout
 from adapterd.loader.limits import Limits
 from adapterd.loader.pack import pack
 from adapterd.loader.packed import PackedForm
-from adapterd.loader.parallel import default_threads
+from adapterd.loader.parallel import Helpers, default_threads
 from adapterd.loader.store_folder import Entry, StoreFolder
 from adapterd.loader.store_key import StoreKey
 from adapterd.loader.store_room import Room
@@ -46,17 +46,19 @@ class Filler:
         limits: Limits,
         key: StoreKey | None,
         doubt: Callable[[VersionKey], None],
+        helpers: Helpers | None,
     ) -> None:
         self._folder, self._room, self._limits, self._key, self._doubt = folder, room, limits, key, doubt
+        self._helpers = helpers
 
     def fill(self, stored: StoredVersion, layout: Layout, out: Memory, threads: int | None) -> Filled:
         """`VerifiedStore.fill`."""
         image, threads = PackedImage(layout, out), threads or default_threads()
         form = self._form(stored, layout)
-        if form is not None and form.read(image, threads):
+        if form is not None and form.read(image, threads, self._helpers):
             return Filled("packed")
         self._pack(stored, layout, out, threads)
-        chunks = () if form is None else image.chunk_digests(threads)
+        chunks = () if form is None else image.chunk_digests(threads, self._helpers)
         return Filled(stored.source, chunks)
 
     def keep(self, stored: StoredVersion, layout: Layout, filled: Filled, out: Memory) -> bool:
@@ -89,7 +91,8 @@ class Filler:
         chunks = stored.statement.chunks
         try:
             with DirectoryPackage.open_dir(stored.directory, self._limits) as package:
-                pack(stored.manifest, layout, package.open(WEIGHTS_FILE), chunks, out, threads=threads)
+                weights = package.open(WEIGHTS_FILE)
+                pack(stored.manifest, layout, weights, chunks, out, threads=threads, helpers=self._helpers)
         except Untrusted:
             self._doubt(stored.key)
             raise

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adapterd.loader.layout import Layout
-from adapterd.loader.parallel import for_each
+from adapterd.loader.parallel import Helpers, for_each
 
 Memory = memoryview | Sequence[memoryview]
 """`layout.nbytes` bytes in a row, or the layout's pages one by one."""
@@ -37,9 +40,16 @@ class PackedImage:
             begin += len(part)
         return found
 
+    def within(self, spans: NDArray[np.int64]) -> list[memoryview]:
+        """As `parts` of each [begin, end) of `spans`, all of which lie inside a page."""
+        index, begin = np.divmod(spans[:, 0], self._size)
+        end = spans[:, 1] - index * self._size
+        pieces, of = self._pieces, zip(index.tolist(), begin.tolist(), end.tolist(), strict=True)
+        return [pieces[i][b:e] for i, b, e in of]
+
     @property
     def n_chunks(self) -> int:
-        """Of 4 MiB; the last may be shorter."""
+        """Of `CHUNK_BYTES`; the last may be shorter."""
         return -(-self.nbytes // CHUNK_BYTES)
 
     def chunk(self, index: int) -> list[memoryview]:
@@ -53,12 +63,12 @@ class PackedImage:
             digest.update(part)
         return digest.hexdigest()
 
-    def chunk_digests(self, threads: int) -> tuple[str, ...]:
+    def chunk_digests(self, threads: int, helpers: Helpers | None = None) -> tuple[str, ...]:
         """Of all chunks, in order."""
         found = [""] * self.n_chunks
 
         def take(index: int) -> None:
             found[index] = self.chunk_digest(index)
 
-        for_each(self.n_chunks, take, threads)
+        for_each(self.n_chunks, take, threads, helpers)
         return tuple(found)

@@ -13,7 +13,7 @@ Pure arithmetic on a manifest: the same manifest, dtype, page size and sharding 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import sha256_hex
-from adapterd.loader.manifest import Manifest
+from adapterd.loader.manifest import Manifest, ModuleEntry
 from adapterd.loader.sharding import WHOLE, Cut, Ranges, Sharding
 
 PAGE_BYTES = 1 << 20
@@ -264,7 +264,7 @@ def plan_layout(manifest: Manifest, dtype: Dtype, page_bytes: int = PAGE_BYTES, 
         Refused: QUOTA_EXCEEDED as `block_rows`. Failed: SETTINGS_INVALID as `Sharding.cut`.
     """
     held = _held(manifest, sharding)
-    rows = np.array(list(_cut(held, dtype, page_bytes)), np.int64).reshape(-1, 5)
+    rows = _cut(held, dtype, page_bytes)
     sizes = rows[:, 3] * rows[:, 4] * ITEM_BYTES[dtype]
     places, n_pages = _first_fit(-(-sizes // ALIGNMENT) * ALIGNMENT, page_bytes)
     table = np.concatenate([rows, places], axis=1).astype(np.int32)
@@ -272,7 +272,10 @@ def plan_layout(manifest: Manifest, dtype: Dtype, page_bytes: int = PAGE_BYTES, 
     return Layout.of_table(page_bytes, dtype, n_pages, table, cuts)
 
 
-def _held(manifest: Manifest, sharding: Sharding) -> list[_Held]:
+def _held(manifest: Manifest, sharding: Sharding) -> Sequence[_Held | ModuleEntry]:
+    """Without a rule, the modules as they are."""
+    if not sharding.rules:
+        return manifest.modules
     found = []
     for module in manifest.modules:
         cut = sharding.cut(module.name, module.in_features, module.out_features)
@@ -280,18 +283,23 @@ def _held(manifest: Manifest, sharding: Sharding) -> list[_Held]:
     return found
 
 
-def _cut(held: list[_Held], dtype: Dtype, page_bytes: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(module, matrix, first row, rows, width) of every block, in the order of `Layout.blocks`."""
-    for index, module in enumerate(held):
-        step = block_rows(module, dtype, page_bytes)
-        for matrix, width in enumerate((module.in_features, module.out_features)):
-            for row in range(0, module.rank, step):
-                yield index, matrix, row, min(step, module.rank - row), width
+def _cut(held: Sequence[_Held | ModuleEntry], dtype: Dtype, page_bytes: int) -> NDArray[np.int64]:
+    """[blocks, 5]: module, matrix, first row, rows and width of every block, in the order of `Layout.blocks`."""
+    steps = np.array([block_rows(module, dtype, page_bytes) for module in held], np.int64)
+    ranks = np.array([module.rank for module in held], np.int64)
+    widths = np.array([width for m in held for width in (m.in_features, m.out_features)], np.int64)
+    blocks = np.repeat(-(-ranks // steps), 2)  # of each matrix
+    of = np.repeat(np.arange(len(blocks)), blocks)  # which matrix a block is of
+    module = of // 2
+    row = (np.arange(len(of)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * steps[module]
+    return np.stack([module, of % 2, row, np.minimum(steps[module], ranks[module] - row), widths[of]], axis=1)
 
 
-def _cuts(manifest: Manifest, held: list[_Held]) -> Iterator[tuple[int, int, int, int]]:
+def _cuts(manifest: Manifest, held: Sequence[_Held | ModuleEntry]) -> Iterator[tuple[int, int, int, int]]:
     """`CUT_COLUMNS` of what is not whole."""
     for index, (module, mine) in enumerate(zip(manifest.modules, held, strict=True)):
+        if not isinstance(mine, _Held):
+            continue
         sides: tuple[tuple[int, Ranges], ...] = (
             (module.in_features, mine.cut.inputs),
             (module.out_features, mine.cut.outputs),

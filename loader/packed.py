@@ -3,7 +3,7 @@
     ROOT/<key>/packed/<dtype>-<page bytes>.image    the bytes, as the engine's pages have them
     ROOT/<key>/packed/<dtype>-<page bytes>.json     a line with a MAC, then the description it is made of
 
-The description names the version, its manifest, the layout, and the SHA-256 of each 4 MiB. These digests are
+The description names the version, its manifest, the layout, and the SHA-256 of each MiB. These digests are
 made of the bytes in memory that `pack` has just made of admitted chunks, and the MAC with a key that is not in
 the store; so whoever writes to the store's disk cannot have other bytes taken
 (docs/adr/0005-the-store-remembers-under-a-key.md). Whatever does not hold is dropped, and the files are packed again.
@@ -18,10 +18,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from adapterd.loader.formats.readers import MOST_PARTS, behind
 from adapterd.loader.identity import VersionKey, canonical_json
 from adapterd.loader.image import CHUNK_BYTES, PackedImage
 from adapterd.loader.layout import Layout
-from adapterd.loader.parallel import default_threads, for_each
+from adapterd.loader.parallel import Helpers, for_each
 from adapterd.loader.store_folder import Entry, write_file
 from adapterd.loader.store_key import StoreKey
 from adapterd.loader.trust.strict_json import HEX_64, Fields, Malformed, parse
@@ -30,8 +31,6 @@ SCHEMA = "adapterd.packed/1"
 """Grows when `pack` comes to place values differently in the same layout."""
 
 _MAX_DESCRIPTION_BYTES = 8 << 20
-_READ_BYTES = 256 << 10
-"""At once: what is hashed is then still in the processor's cache."""
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -56,11 +55,11 @@ class PackedForm:
             "layout": layout.digest,
         }
 
-    def read(self, image: PackedImage, threads: int | None = None) -> bool:
+    def read(self, image: PackedImage, threads: int, helpers: Helpers | None = None) -> bool:
         """Fill `image`, each chunk hashed where it then lies; False, and `image` is garbage, if there is none that
         holds. One that does not hold is dropped."""
         try:
-            self._read(image, threads or default_threads())
+            self._read(image, threads, helpers)
         except FileNotFoundError:
             return False
         except (_Mismatch, OSError):
@@ -69,11 +68,11 @@ class PackedForm:
             return False
         return True
 
-    def _read(self, image: PackedImage, threads: int) -> None:
+    def _read(self, image: PackedImage, threads: int, helpers: Helpers | None) -> None:
         chunks = self._chunks(image)
         with closing(_File(self._image)) as file:
             file.must_have(image.nbytes)
-            for_each(image.n_chunks, lambda index: file.take(image, index, chunks[index]), threads)
+            for_each(image.n_chunks, lambda index: file.take(image, index, chunks[index]), threads, helpers)
 
     def write(self, image: PackedImage, chunks: tuple[str, ...]) -> None:
         """Keep `image`, whose chunks had the digests `chunks` when they were packed. Needs the version's lock.
@@ -131,16 +130,21 @@ class _File:
         return os.pread(self._descriptor, most, 0)
 
     def take(self, image: PackedImage, index: int, digest: str) -> None:
-        """Read a chunk into its place, and check it there. Raises _Mismatch."""
-        at, found = index * CHUNK_BYTES, hashlib.sha256()
-        for part in image.chunk(index):
-            done = 0
-            while done < len(part):
-                count = os.preadv(self._descriptor, [part[done : done + _READ_BYTES]], at)
-                if not count:
-                    raise _Mismatch
-                found.update(part[done : done + count])
-                at, done = at + count, done + count
+        """Read a chunk into its place, and check it there. Raises _Mismatch.
+
+        One call to read it and one a part to hash it, each with the interpreter let go: threads that meet more
+        often than that wait longer for each other than a chunk that has left the processor's cache costs.
+        """
+        at, parts = index * CHUNK_BYTES, image.chunk(index)
+        left = parts
+        while left:
+            count = os.preadv(self._descriptor, left[:MOST_PARTS], at)
+            if not count:
+                raise _Mismatch
+            at, left = at + count, behind(left, count)
+        found = hashlib.sha256()
+        for part in parts:
+            found.update(part)
         if found.hexdigest() != digest:
             raise _Mismatch
 

@@ -19,14 +19,17 @@ from adapterd.loader.ensuring import Ensuring, Tools
 from adapterd.loader.filling import Filled, Filler
 from adapterd.loader.identity import VersionKey
 from adapterd.loader.image import Memory
+from adapterd.loader.known_manifest import MOST_RECALLED, Recalled
 from adapterd.loader.layout import Layout
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
+from adapterd.loader.parallel import Helpers
 from adapterd.loader.sources.interface import Resolved, Source
 from adapterd.loader.store_folder import StoreFolder, narrowed
 from adapterd.loader.store_key import StoreKey
 from adapterd.loader.store_room import Room
 from adapterd.loader.stored import StoredVersion, check_pin
 from adapterd.loader.trust.policy import TrustStore
+from adapterd.loader.trust.seen import Seen
 
 __all__ = ["StoredVersion", "VerifiedStore", "check_pin"]
 
@@ -43,6 +46,7 @@ class VerifiedStore:
         store_key: authenticates what the store keeps beside the files to spare work, packed forms and manifests
             (`StoreKey.load`); None: nothing of it is kept, and every load reads the files.
         clock: the time, with its zone.
+        helpers: threads that `fill` shares among its callers; None: started for each call.
 
     Raises:
         Unavailable: STORAGE_UNAVAILABLE.
@@ -57,12 +61,13 @@ class VerifiedStore:
         max_bytes: int | None = None,
         store_key: StoreKey | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        helpers: Helpers | None = None,
     ) -> None:
         self.trust = trust
         self._folder = StoreFolder(root)
         room = Room(self._folder, max_bytes, clock)
-        self._tools = Tools(self._folder, room, trust, limits, store_key, clock)
-        self._filler = Filler(self._folder, room, limits, store_key, self.doubt)
+        self._tools = Tools(self._folder, room, trust, limits, store_key, clock, Recalled(MOST_RECALLED), Seen())
+        self._filler = Filler(self._folder, room, limits, store_key, self.doubt, helpers)
 
     def ensure(
         self,

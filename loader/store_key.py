@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from adapterd.loader.errors import Code, error
+from adapterd.loader.regular_file import NotRegular, open_regular
 
 _TEXT = re.compile(rb"adapterd\.store-key/1 ([0-9a-f]{64})\n")
 _LENGTH = 32
@@ -48,8 +49,10 @@ class StoreKey:
         try:
             if not path.exists():
                 _make(path, f"adapterd.store-key/1 {secrets.token_hex(_LENGTH)}\n".encode())
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data, mode = file.read(1024), os.fstat(file.fileno()).st_mode
+        except NotRegular as e:
+            raise error(Code.TRUST_FILE_INVALID, str(path), "is no regular file", "Name another place.") from e
         except OSError as e:
             raise error(Code.STORAGE_UNAVAILABLE, str(path), f"no key file can be used there: {e.strerror}") from e
         if mode & 0o077:

@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import delete, false
 
 from adapterd.loader.errors import AdapterdError, Code, error
+from adapterd.loader.regular_file import open_regular
 from adapterd.loader.trust.keys import Algorithm, PrivateKey, generate_admission_key
 from adapterd.registry import schema
 from adapterd.registry.blobs.local import storage_error, sync_folder
@@ -25,6 +26,7 @@ from adapterd.registry.tokens.service import MIN_SECRET_BYTES
 
 LOCAL_ACTOR = "local"  # who sits at the machine; no token has this id, it is too short
 OPERATOR_TOKEN_DAYS = 90
+MAX_SECRET_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,8 @@ def _services(settings: Settings, clock: Clock) -> Iterator[Services]:
 
 def _read_secret(path: Path) -> bytes:
     try:
-        mode = path.stat().st_mode
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data, mode = file.read(MAX_SECRET_BYTES), os.fstat(file.fileno()).st_mode
     except OSError as caught:
         raise _unusable(path, f"cannot be read: {caught.strerror}") from caught
     if mode & 0o077:

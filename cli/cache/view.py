@@ -33,6 +33,7 @@ def status_view(told: StatusAnswer) -> Iterator[RenderableType]:
             ("state", _state(told)),
             ("vram", _filled(told.vram)),
             ("host", _filled(told.host)),
+            ("tables", size(told.table_bytes)),
             ("leases", leases or "none"),
             ("found", f"{told.hits} in VRAM, {told.host_hits} in host memory, {told.misses} elsewhere"),
             ("leaked", told.leaked_leases),

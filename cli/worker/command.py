@@ -20,6 +20,46 @@ class Loader(StrEnum):
     PROCESS = "process"
 
 
+# What each option is, in the order of `--help`.
+Model = Annotated[str, typer.Option(help="Local model directory, or `tiny` for a small random Llama.")]
+Source = Annotated[str | None, typer.Option(help="Registry URL, or folder of versions; by default ADAPTERD_URL.")]
+Trust = Annotated[Path | None, typer.Option(help="Trust file; by default ADAPTERD_TRUST.", show_default=False)]
+Base = Annotated[str | None, typer.Option(help="ID@REVISION of the model, or its table file. `tiny` has its own.")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda:0 and so on.")]
+Vram = Annotated[str, typer.Option(help="Adapters in device memory, such as 8GiB.")]
+Host = Annotated[str, typer.Option(help="Adapters in host memory, such as 32GiB.")]
+LoaderOption = Annotated[Loader, typer.Option(help="Where downloads and checks run.")]
+Store = Annotated[
+    Path | None, typer.Option(help="Folder of verified versions; else a temporary one.", show_default=False)
+]
+StoreKey = Annotated[
+    Path | None,
+    typer.Option(help="Key file under which the store keeps packed forms, too; made if missing.", show_default=False),
+]
+StoreBytes = Annotated[
+    str | None, typer.Option(help="The most that the store may take, such as 100GiB.", show_default=False)
+]
+LoaderSocket = Annotated[
+    Path | None, typer.Option(help="Share the loader process of this socket with other workers.", show_default=False)
+]
+Socket = Annotated[
+    Path | None,
+    typer.Option(help="Where `adapterctl cache` reaches this worker; by default nowhere.", show_default=False),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Metrics by HTTP on 127.0.0.1; 0 takes a free port.", show_default=False),
+]
+MaxRows = Annotated[int, typer.Option(min=1, help="Token rows of one step, at most.")]
+KvBlocks = Annotated[
+    int, typer.Option(min=1, help="Blocks of 16 tokens of keys and values that requests hold, at most.")
+]
+PrefixBlocks = Annotated[int, typer.Option(min=0, help="Blocks of 16 tokens that the prefix cache keeps, at most.")]
+NoGraphs = Annotated[
+    bool, typer.Option("--no-graphs", help="On CUDA, launch every step's kernels one by one, without CUDA graphs.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Put the command on `app`."""
     command(app, "worker")(worker)
@@ -27,54 +67,24 @@ def register(app: typer.Typer) -> None:
 
 def worker(
     *,
-    model: Annotated[str, typer.Option(help="Local model directory, or `tiny` for a small random Llama.")],
-    source: Annotated[
-        str | None, typer.Option(help="Registry URL, or folder of versions; by default ADAPTERD_URL.")
-    ] = None,
-    trust: Annotated[
-        Path | None, typer.Option(help="Trust file; by default ADAPTERD_TRUST.", show_default=False)
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="ID@REVISION of the model, or its table file. `tiny` has its own.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda:0 and so on.")] = "cpu",
-    vram: Annotated[str, typer.Option(help="Adapters in device memory, such as 8GiB.")] = "256MiB",
-    host: Annotated[str, typer.Option(help="Adapters in host memory, such as 32GiB.")] = "256MiB",
-    loader: Annotated[Loader, typer.Option(help="Where downloads and checks run.")] = Loader.THREAD,
-    store: Annotated[
-        Path | None, typer.Option(help="Folder of verified versions; else a temporary one.", show_default=False)
-    ] = None,
-    store_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Key file under which the store keeps packed forms, too; made if missing.", show_default=False
-        ),
-    ] = None,
-    store_bytes: Annotated[
-        str | None, typer.Option(help="The most that the store may take, such as 100GiB.", show_default=False)
-    ] = None,
-    loader_socket: Annotated[
-        Path | None,
-        typer.Option(help="Share the loader process of this socket with other workers.", show_default=False),
-    ] = None,
-    socket: Annotated[
-        Path | None,
-        typer.Option(help="Where `adapterctl cache` reaches this worker; by default nowhere.", show_default=False),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Metrics by HTTP on 127.0.0.1; 0 takes a free port.", show_default=False),
-    ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Token rows of one step, at most.")] = 512,
-    kv_blocks: Annotated[
-        int, typer.Option(min=1, help="Blocks of 16 tokens of keys and values that requests hold, at most.")
-    ] = 4096,
-    prefix_blocks: Annotated[
-        int, typer.Option(min=0, help="Blocks of 16 tokens that the prefix cache keeps, at most.")
-    ] = 1024,
-    no_graphs: Annotated[
-        bool, typer.Option("--no-graphs", help="On CUDA, launch every step's kernels one by one, without CUDA graphs.")
-    ] = False,
+    model: Model,
+    source: Source = None,
+    trust: Trust = None,
+    base: Base = None,
+    device: Device = "cpu",
+    vram: Vram = "256MiB",
+    host: Host = "256MiB",
+    loader: LoaderOption = Loader.THREAD,
+    store: Store = None,
+    store_key: StoreKey = None,
+    store_bytes: StoreBytes = None,
+    loader_socket: LoaderSocket = None,
+    socket: Socket = None,
+    metrics_port: MetricsPort = None,
+    max_rows: MaxRows = 512,
+    kv_blocks: KvBlocks = 4096,
+    prefix_blocks: PrefixBlocks = 1024,
+    no_graphs: NoGraphs = False,
 ) -> Report:
     """Serve requests from stdin, tokens to stdout, both as JSON lines (docs/worker.md)."""
     sizes = {name: parse_size(text, name) for name, text in (("--vram", vram), ("--host", host))}

@@ -82,11 +82,14 @@ class FlatModel:
         return KeyValues(self._pool)
 
     def plan(self, sequences: Sequence[Rows]) -> StepRows:
-        """What a step of these will run. Raises Unavailable: BUDGET_EXCEEDED, there are no blocks for its keys."""
+        """What a step of these will run. Each must have blocks for its rows (`KeyValues.reserve`)."""
         return StepRows.of(sequences, self._most_rows)
 
     def run(self, step: StepRows, launches: Hashable | None = None) -> Tensor:
         """One forward over all rows, in order, and its padding. If it raises, every sequence has what it had.
+
+        An id of ~n, which is below 0, stands for what sequence n of the step before has said (`hear`): the host need
+        not know it yet.
 
         Args:
             launches: what, beside the step's size, kernels and grids of the forward depend on, such as the shape
@@ -97,12 +100,17 @@ class FlatModel:
         """
         with torch.inference_mode():
             if step.bucket is None:
-                logits = self._forward(made_for(step, self._pool, self.device, self._most_rows)).float()
+                logits = self._forward(made_for(step, self._pool, self._inputs.said, self._most_rows)).float()
             else:
                 logits = self._by_table(step, step.bucket, launches)
         for tokens, kv in step.sequences:
             kv.commit(len(tokens))
         return logits
+
+    def hear(self, tokens: Tensor) -> None:
+        """What the sequences of the last step have said, `MOST_SAID` at most: int64, on the device."""
+        with torch.inference_mode():
+            self._inputs.said[: len(tokens)].copy_(tokens)
 
     def close(self) -> None:
         """The model attends as it did before. Idempotent."""
@@ -165,6 +173,8 @@ class FlatModel:
     def _probe(self, most_rows: int) -> Tensor:
         (first, second), cut = _PROBE, 2
         with self._two() as (one, other):
+            one.reserve(len(first))
+            other.reserve(len(second))
             self.run(StepRows.of([(first[:cut], one)], most_rows))
             return self.run(StepRows.of([(first[cut:], one), (second, other)], most_rows)).clone()
 

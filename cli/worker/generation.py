@@ -8,6 +8,7 @@ from adapterd.cli.worker.hold import Hold
 from adapterd.cli.worker.kv import KeyValues
 from adapterd.cli.worker.requests import Reason, Request, Sink, names_of
 from adapterd.cli.worker.sampling import Sampler
+from adapterd.gpu_cache import Lease
 
 
 class State(StrEnum):
@@ -28,7 +29,10 @@ class Generation:
 
     Attributes:
         arrival: see `Candidate`.
-        tokens: the prompt, and what was generated.
+        tokens: the prompt, what was generated, and behind it perhaps one that is under way (`promise`).
+        generated: how many were.
+        life: how often it has let go of its keys and values: what is under way then is in vain.
+        adapted: whether it asks for an adapter.
         prefix_key: of the lease, once it was ready.
         applied: what its rows got, see `requests.Ended`.
         adapter_bytes, names: see `Candidate`.
@@ -40,9 +44,11 @@ class Generation:
         self.kv = kv
         self.sample = Sampler(request)
         self.tokens = list(request.prompt)
+        self.generated = self.life = 0
         self.prefix_key = b""
         self.applied: tuple[tuple[str, float], ...] = ()
         self.adapter_bytes: dict[str, int] = {}
+        self.adapted = bool(request.wish)
         self.names = names_of(request.wish, request.tenant)
 
     @property
@@ -52,11 +58,6 @@ class Generation:
     @property
     def tenant(self) -> str:
         return self.request.tenant
-
-    @property
-    def adapted(self) -> bool:
-        """Whether it asks for an adapter."""
-        return bool(self.request.wish)
 
     @property
     def most_tokens(self) -> int:
@@ -71,14 +72,22 @@ class Generation:
         return len(self.tokens) - self.kv.length
 
     @property
-    def generated(self) -> int:
-        """Tokens so far."""
-        return len(self.tokens) - len(self.request.prompt)
+    def known(self) -> list[int]:
+        """The tokens without what is under way."""
+        return self.tokens[: len(self.request.prompt) + self.generated]
 
-    @property
-    def finished(self) -> Reason | None:
-        """Why it is over, if it is."""
-        if self.generated and self.tokens[-1] in self.request.stop:
+    def promise(self, sequence: int) -> None:
+        """Its next token will be that of a sequence of the step under way. It may run already, if it is not the last:
+        it stands in for itself, as `FlatModel.run` says."""
+        if len(self.tokens) + 1 < self.most_tokens:
+            self.tokens.append(~sequence)
+
+    def take(self, token: int) -> Reason | None:
+        """The next token is there. Why it is the last one, if it is."""
+        at = len(self.request.prompt) + self.generated
+        self.tokens[at : at + 1] = [token]
+        self.generated += 1
+        if token in self.request.stop:
             return Reason.STOP
         return Reason.LENGTH if self.generated == self.request.max_tokens else None
 
@@ -86,27 +95,37 @@ class Generation:
         """The next `count` token ids to run."""
         return self.tokens[self.kv.length : self.kv.length + count]
 
-    def ready(self) -> None:
-        """The lease is ready. Raises its failure."""
+    @property
+    def lease(self) -> Lease:
+        """While it has asked for one."""
         lease = self.hold.lease
         assert lease is not None
+        return lease
+
+    def note_lease(self) -> None:
+        """Of a lease that is ready: what it is on. Raises its failure."""
+        lease = self.lease
         key, composition = lease.prefix_key(), lease.composition
         assert self.prefix_key in {b"", key}, "a pause has changed what a lease is on"
         self.prefix_key = key
         self.applied = tuple((r.key.digest, weight) for r, weight in composition)
         self.adapter_bytes = {r.key.digest: r.layout.n_pages * r.layout.page_bytes for r, _ in composition}
-        self.state = State.READY
 
     def pause(self) -> None:
         """Gives back what it holds in VRAM, keys and values. Idempotent."""
         try:
             self.hold.pause()
         finally:
-            self.kv.free()
+            self._let_go()
 
     def free(self) -> None:
         """Gives back lease, keys and values. Idempotent."""
         try:
             self.hold.release()
         finally:
-            self.kv.free()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.tokens = self.known
+        self.life += 1
+        self.kv.free()

@@ -162,6 +162,7 @@ class CudaCapture:
         """See `Capture`. Libraries get their memory for the capture's stream in a run before it."""
         with torch.cuda.device(self._device):
             current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+            current.synchronize()  # another graph is dropped for this one, perhaps: none is running then
             self._stream.wait_stream(current)
             try:
                 with torch.cuda.stream(self._stream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -10,16 +11,21 @@ import torch
 from torch import Tensor
 
 from adapterd.cli.worker.batch import FlatBatch, Part, Table
-from adapterd.cli.worker.kv import BLOCK_TOKENS, KeyValuePool, Slots
+from adapterd.cli.worker.kv import NOBODY, KeyValuePool, Slots
 from adapterd.cli.worker.rows import ROW_BUCKETS, TABLE_ENTRIES, Bucket, StepRows, bucket_of
 
 Numbers = TypeVar("Numbers", Tensor, Slots)
+MOST_SAID = 4096
+"""Sequences whose tokens the next step may have before the host knows them."""
 _HEADS = 4
 """Numbers a row: id, position, where it writes; and as many last rows as rows."""
 
 
 class StaticInputs:
     """The input of every step that is padded to a bucket: one buffer, the same places for the same bucket.
+
+    Attributes:
+        said: int64, the tokens that the sequences of the step before have said. An id below 0 stands for one of them.
 
     Args:
         pool: of the keys and values, on the model's device.
@@ -31,27 +37,43 @@ class StaticInputs:
         self._memory = torch.zeros(size, dtype=torch.int64, device=device)
         self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._numbers: Slots = self._staged.numpy()
+        self.said = torch.zeros(MOST_SAID, dtype=torch.int64, device=device)
         self._sent = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def batch(self, bucket: Bucket) -> FlatBatch:
         """Steps of this bucket, whatever is in them. To be made once for each run or capture: it keeps masks."""
         ids, positions, write, last, blocks = _parts(self._memory, bucket)
-        return FlatBatch(self._pool, ids, positions, write, last, Table(blocks.view(*bucket), positions))
+        return FlatBatch(
+            self._pool, spoken(ids, self.said), positions, write, last, Table(blocks.view(*bucket), positions)
+        )
 
     def send(self, step: StepRows, bucket: Bucket) -> None:
         """Puts a step in, in the current stream. Rows of padding are the token 0 of nobody, which sees itself."""
         if self._sent is not None:
             self._sent.synchronize()  # of the step before, whose tokens are known: only a failed step is waited for
         numbers = self._numbers[: bucket.rows * (_HEADS + bucket.blocks)]
-        numbers[: bucket.rows * _HEADS] = 0
         ids, positions, write, last, blocks = _parts(numbers, bucket)
-        rows = len(step.ids)
-        ids[:rows], positions[:rows], write[:rows] = step.ids, step.positions, step.write
-        last[: len(step.last)] = step.last
-        step.fill_table(blocks.reshape(*bucket), step.owners)
+        _pad(ids, step.ids)
+        _pad(positions, step.positions)
+        _pad(write, step.write)
+        _pad(last, step.last)
+        table, (rows, width) = blocks.reshape(*bucket), step.table.shape
+        table[:rows, :width] = step.table
+        table[:rows, width:] = NOBODY
+        table[rows:] = NOBODY
         self._memory[: len(numbers)].copy_(self._staged[: len(numbers)], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
+
+
+def spoken(ids: Tensor, said: Tensor) -> Tensor:
+    """The ids themselves: ~n is what sequence n of the step before has said."""
+    return torch.where(ids < 0, said.index_select(0, (~ids).clamp_(min=0)), ids)
+
+
+def _pad(room: Slots, numbers: Sequence[int] | Slots) -> None:
+    room[: len(numbers)] = numbers
+    room[len(numbers) :] = 0
 
 
 def _parts(numbers: Numbers, bucket: Bucket) -> tuple[Numbers, ...]:
@@ -59,27 +81,25 @@ def _parts(numbers: Numbers, bucket: Bucket) -> tuple[Numbers, ...]:
     return tuple([numbers[begin:end] for begin, end in pairwise(ends)])
 
 
-def made_for(step: StepRows, pool: KeyValuePool, device: torch.device, most_rows: int) -> FlatBatch:
+def made_for(step: StepRows, pool: KeyValuePool, said: Tensor, most_rows: int) -> FlatBatch:
     """A step of any size, in tensors of its own: sequences of one row by table, the others each by itself."""
-    singles = [owner for owner, count in enumerate(step.counts) if count == 1]
-    width = max((len(step.sequences[owner][1].blocks) for owner in singles), default=1)
-    looked_up = bucket_of(len(singles), width, most_rows)
+    singles = np.flatnonzero(step.counts == 1)
+    looked_up = bucket_of(len(singles), step.table.shape[1], most_rows)
     if looked_up is None:
-        singles = []
-    table = np.zeros((len(singles), width), np.int64)
-    step.fill_table(table, singles)
+        singles = singles[:0]
+    table = step.table[step.last[singles]]
     apart = [owner for owner in range(len(step.counts)) if looked_up is None or step.counts[owner] > 1]
     keys = [_keys_of(step, owner) for owner in apart]
     numbers = [np.array(step.ids), step.positions, step.write, step.last, step.last[singles], table.ravel(), *keys]
-    sent = torch.from_numpy(np.concatenate(numbers, dtype=np.int64)).to(device)
+    sent = torch.from_numpy(np.concatenate(numbers, dtype=np.int64)).to(said.device)
     ids, positions, write, last, rows, blocks, *slots = torch.split(sent, [len(n) for n in numbers])
-    stops = [int(step.last[owner]) + 1 for owner in apart]
-    parts = [Part(stop - step.counts[owner], stop, own) for owner, stop, own in zip(apart, stops, slots, strict=True)]
-    lookup = Table(blocks.view(table.shape), positions.index_select(0, rows), rows) if singles else None
-    return FlatBatch(pool, ids, positions, write, last, lookup, parts)
+    stops = (step.last[apart] + 1).tolist()
+    starts = (step.last[apart] + 1 - step.counts[apart]).tolist()
+    parts = [Part(*each) for each in zip(starts, stops, slots, strict=True)]
+    lookup = Table(blocks.view(table.shape), positions.index_select(0, rows), rows) if len(singles) else None
+    return FlatBatch(pool, spoken(ids, said), positions, write, last, lookup, parts)
 
 
 def _keys_of(step: StepRows, owner: int) -> Slots:
     kv = step.sequences[owner][1]
-    assert len(kv.blocks) * BLOCK_TOKENS >= kv.length + step.counts[owner]
-    return kv.slots(0, kv.length + step.counts[owner])
+    return kv.slots(0, kv.length + int(step.counts[owner]))

@@ -26,8 +26,43 @@ Block = tuple[Tensor, ...]
 Slots = npt.NDArray[np.int64]
 
 
+class BlockTable:
+    """The blocks of each sequence that has any, a row each: what a step looks up is one look into it.
+
+    It grows by doubling, up to the most sequences that had blocks at once, by the most blocks that one had.
+
+    Attributes:
+        rows: int64 [rows, blocks]; NOBODY behind a sequence's own.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Slots = np.full((16, 16), NOBODY, np.int64)
+        self._free = list(range(len(self.rows)))
+
+    def take(self) -> int:
+        """A row that is nobody's."""
+        if not self._free:
+            self._free = list(range(len(self.rows), 2 * len(self.rows)))
+            self.rows = np.vstack([self.rows, np.full_like(self.rows, NOBODY)])
+        return self._free.pop()
+
+    def put(self, row: int, at: int, blocks: Sequence[int]) -> None:
+        """The row's blocks from `at` on."""
+        while at + len(blocks) > self.rows.shape[1]:
+            self.rows = np.hstack([self.rows, np.full_like(self.rows, NOBODY)])
+        self.rows[row, at : at + len(blocks)] = blocks
+
+    def give(self, row: int) -> None:
+        """Takes it back."""
+        self.rows[row] = NOBODY
+        self._free.append(row)
+
+
 class KeyValuePool:
     """The storage. Not thread-safe; in stream order on a device.
+
+    Attributes:
+        table: which blocks are whose.
 
     Args:
         layers: by layer, what one token's keys and values look like, each [heads, size].
@@ -59,7 +94,7 @@ class KeyValuePool:
             for place, member in enumerate(members)
         }
         self._layers = {layer: (where[layer, 0], where[layer, 1]) for layer in layers}
-        self.blocks = blocks
+        self.blocks, self.table = blocks, BlockTable()
         self._free = list(range(blocks, NOBODY, -1))
 
     @property
@@ -95,25 +130,34 @@ class KeyValues:
 
     Attributes:
         length: tokens that are in.
-        blocks: of the pool, in the order of the tokens.
+        pool: the storage.
+        row: of the pool's table, while it has blocks.
     """
 
     def __init__(self, pool: KeyValuePool) -> None:
-        self.length = 0
-        self.blocks: Slots = np.empty(0, np.int64)
-        self._pool, self._room = pool, 0
+        self.length, self.pool = 0, pool
+        self.row: int | None = None
+        self._count = 0  # blocks
+
+    @property
+    def blocks(self) -> Slots:
+        """Of the pool, in the order of the tokens."""
+        return self.pool.table.rows[self.row, : self._count] if self.row is not None else np.empty(0, np.int64)
 
     @property
     def nbytes(self) -> int:
         """Of its blocks, room to grow included."""
-        return len(self.blocks) * self._pool.block_bytes
+        return self._count * self.pool.block_bytes
 
     def reserve(self, tokens: int) -> None:
         """Has blocks for so many tokens behind those that are in. Raises Unavailable: BUDGET_EXCEEDED."""
-        missing = self.length + tokens - self._room
+        missing = self.length + tokens - self._count * BLOCK_TOKENS
         if missing > 0:
-            self.blocks = np.append(self.blocks, self._pool.take(-(-missing // BLOCK_TOKENS)))
-            self._room = len(self.blocks) * BLOCK_TOKENS
+            taken = self.pool.take(-(-missing // BLOCK_TOKENS))
+            if self.row is None:
+                self.row = self.pool.table.take()
+            self.pool.table.put(self.row, self._count, taken)
+            self._count += len(taken)
 
     def slots(self, start: int, stop: int) -> Slots:
         """Where in the pool the tokens [start, stop) are, in tokens."""
@@ -129,14 +173,14 @@ class KeyValues:
         assert stop <= self.length
         return tuple(
             torch.cat([group[:, block, begin:end] for block, begin, end in self._pieces(start, stop)], dim=1)
-            for group in self._pool.groups
+            for group in self.pool.groups
         )
 
     def copy_in(self, block: Block) -> None:
         """Puts a copied block behind the tokens that are in. Raises Unavailable: BUDGET_EXCEEDED."""
         tokens = block[0].shape[1]
         self.reserve(tokens)
-        for group, copied in zip(self._pool.groups, block, strict=True):
+        for group, copied in zip(self.pool.groups, block, strict=True):
             at = 0
             for number, begin, end in self._pieces(self.length, self.length + tokens):
                 group[:, number, begin:end] = copied[:, at : at + end - begin]
@@ -145,9 +189,11 @@ class KeyValues:
 
     def free(self) -> None:
         """Lets go of everything. Idempotent."""
-        blocks, self.blocks, self.length = self.blocks.tolist(), np.empty(0, np.int64), 0
-        self._room = 0
-        self._pool.give(blocks)
+        row, blocks = self.row, self.blocks.tolist()
+        self.row, self.length, self._count = None, 0, 0
+        if row is not None:
+            self.pool.table.give(row)
+            self.pool.give(blocks)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(block, from, to) of the tokens [start, stop)."""

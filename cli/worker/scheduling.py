@@ -30,7 +30,7 @@ class Candidate(Protocol):
 
     @property
     def pending(self) -> int:
-        """Rows that it could run now: the rest of the prompt, or 1."""
+        """Rows that it could run now: the rest of the prompt, or 1; 0 while its very last token is under way."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Scheduler(Protocol):
         """The next step.
 
         Args:
-            ready: those that can run, in order of arrival; not empty.
+            ready: those that have what they need to run, in order of arrival; not empty.
             max_rows: of the step.
         """
         ...
@@ -92,7 +92,7 @@ class FirstComeFirstServed:
     """In order of arrival. A request that has started keeps its seat until it ends or is paused.
 
     Attributes:
-        seats: requests that hold keys and values at once.
+        seats: requests that run at once. One whose last token is under way has left its seat.
         ahead: requests that have asked for their adapter and have not started; more would only fill VRAM.
     """
 
@@ -105,12 +105,20 @@ class FirstComeFirstServed:
 
     def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
         """See `Scheduler`. Who decodes comes before who has a prompt to run, so that one prompt stalls nobody."""
-        started = [each for each in ready if each.started]
-        seated = [*started, *[each for each in ready if not each.started][: max(self.seats - len(started), 0)]]
-        chosen: list[tuple[C, int]] = []
-        for each in sorted(seated, key=lambda c: (c.pending > 1, c.arrival)):
-            rows = min(each.pending, max_rows)
-            if rows:
-                chosen.append((each, rows))
-                max_rows -= rows
+        decoding: list[tuple[C, int]] = []
+        prompts: list[C] = []
+        waiting: list[C] = []
+        for each in ready:
+            if not each.started:
+                waiting.append(each)
+            elif each.pending == 1:
+                decoding.append((each, 1))
+            elif each.pending:
+                prompts.append(each)
+        seats = max(self.seats - len(decoding) - len(prompts), 0)
+        chosen, left = decoding[:max_rows], max_rows - len(decoding)
+        for each in sorted([*prompts, *waiting[:seats]], key=lambda c: (c.pending > 1, c.arrival)):
+            if left > 0:
+                chosen.append((each, min(each.pending, left)))
+                left -= chosen[-1][1]
         return Choice(chosen)

@@ -64,6 +64,7 @@ class Selected:
         self._rows = budget.limits.rows
         self._ahead, self._residency = ahead, residency
         self._passed: set[str] = set()
+        self._views: dict[str, _View] = {}
         self._tick = self._lines = 0
 
     def admit(self, waiting: Sequence[C], idle: Sequence[C]) -> Sequence[C]:
@@ -90,25 +91,27 @@ class Selected:
         """See `Scheduler`."""
         self._tick += 1
         most = min(max_rows, max(self._rows // ROWS_SHARE, 1))
-        views = {each.id: _view(each, min(each.pending, most)) for each in ready}
-        resident = {
-            (each.tenant, digest): Whereabouts(Place.RESIDENT, nbytes)
-            for each in ready
-            for digest, nbytes in each.adapter_bytes.items()
-        }
-        selection = self._selector.select(
-            [views[each.id] for each in ready if not each.started],
-            [views[each.id] for each in ready if each.started],
-            resident,
-            tick=self._tick,
-        )
         named = {each.id: each for each in ready}
+        running: list[_View] = []
+        waiting: list[_View] = []
+        for each in ready:
+            (running if each.started else waiting).append(self._view(each, min(each.pending, most)))
+        self._views = {view.id: view for view in (*running, *waiting)}
+        resident = {  # what runs keeps its own in VRAM: nobody asks where it is
+            (view.tenant, digest): Whereabouts(Place.RESIDENT, nbytes)
+            for view in waiting
+            for digest, nbytes in named[view.id].adapter_bytes.items()
+        }
+        selection = self._selector.select(waiting, running, resident, tick=self._tick)
         return Choice(
             run=[(named[view.id], view.rows) for view in selection.run],
             refused=[(named[view.id], problem) for view, problem in selection.refused],
         )
 
-
-def _view(each: Candidate, rows: int) -> _View:
-    blocks = -(-each.most_tokens // BLOCK_TOKENS)
-    return _View(each.id, each.tenant, tuple(each.adapter_bytes), each.arrival, blocks, rows)
+    def _view(self, each: Candidate, rows: int) -> _View:
+        """The one of the step before, if nothing has changed."""
+        known = self._views.get(each.id)
+        if known is not None and known.rows == rows and known.arrived == each.arrival:
+            return known
+        blocks = -(-each.most_tokens // BLOCK_TOKENS)
+        return _View(each.id, each.tenant, tuple(each.adapter_bytes), each.arrival, blocks, rows)

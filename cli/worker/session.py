@@ -6,7 +6,7 @@ import errno
 import importlib.util
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,7 +95,7 @@ def run_worker(options: Options) -> Report:
                 prefix=PrefixCache(options.prefix_blocks),
             )
         )  # fmt: skip
-        for place in _doors(options, cache, stack):
+        for place in _doors(options, cache, lambda: engine.table_bytes, stack):
             note(f"==> worker: {place}")
         note(f"==> worker: serving {base.id}@{base.revision} on {options.device}, requests as JSON lines on stdin")
         status = _serve(loop, loaded.text, loaded.stop)
@@ -165,7 +165,7 @@ def _cache(options: Options, base: BaseSpec, source: FolderSource | RegistrySour
     return AdapterCache(config, base=base, source=source, trust=trust)
 
 
-def _doors(options: Options, cache: AdapterCache, stack: ExitStack) -> list[str]:
+def _doors(options: Options, cache: AdapterCache, table_bytes: Callable[[], int], stack: ExitStack) -> list[str]:
     """Opens what was asked for beside stdin, for operators and routers. Says where."""
     if options.socket is None:
         if options.metrics_port is not None:
@@ -173,7 +173,9 @@ def _doors(options: Options, cache: AdapterCache, stack: ExitStack) -> list[str]
         return []
     from adapterd.gpu_cache.daemon import Daemon
 
-    daemon = stack.enter_context(Daemon(cache, options.socket, metrics_port=options.metrics_port))
+    daemon = stack.enter_context(
+        Daemon(cache, options.socket, metrics_port=options.metrics_port, table_bytes=table_bytes)
+    )
     told = [f"the cache's socket is {daemon.path}"]
     return told if daemon.metrics_url is None else [*told, f"metrics are at {daemon.metrics_url}"]
 

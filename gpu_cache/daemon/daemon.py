@@ -34,6 +34,7 @@ class Daemon:
         path: Path,
         *,
         metrics_port: int | None = None,
+        table_bytes: Callable[[], int] = lambda: 0,
         allowed: Callable[[socket.socket], bool] = same_user,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -42,11 +43,12 @@ class Daemon:
         Args:
             path: of the socket.
             metrics_port: serve metrics by HTTP on this port of 127.0.0.1, too; 0 takes a free one.
+            table_bytes: device memory of the tables of the engine over this cache, for the status.
             allowed: whether the process at the other end of a connection may ask; by default, one of our user.
             clock: seconds.
         """
         self._cache, self._path, self._metrics_port = cache, path, metrics_port
-        self._allowed, self._clock = allowed, clock
+        self._table_bytes, self._allowed, self._clock = table_bytes, allowed, clock
         self._stack = ExitStack()
         self._http: MetricsServer | None = None
 
@@ -73,7 +75,7 @@ class Daemon:
             if self._metrics_port is not None:
                 self._http = MetricsServer(registry, self._metrics_port)
                 stack.callback(self._http.close)
-            desk = Desk(self._cache, ResidencyFeed(secrets.token_hex(8)), registry, self._clock)
+            desk = Desk(self._cache, ResidencyFeed(secrets.token_hex(8)), registry, self._clock, self._table_bytes)
             server = DaemonServer(listener.socket, desk, allowed=self._allowed, clock=self._clock)
             thread = threading.Thread(target=server.run, name="adapterd-daemon", daemon=True)
             thread.start()

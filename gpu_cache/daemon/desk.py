@@ -58,12 +58,19 @@ class Desk:
         feed: kept up to date here.
         registry: of the metrics.
         clock: seconds.
+        table_bytes: device memory of the engine's tables.
     """
 
     def __init__(
-        self, cache: Served, feed: ResidencyFeed, registry: CollectorRegistry, clock: Callable[[], float]
+        self,
+        cache: Served,
+        feed: ResidencyFeed,
+        registry: CollectorRegistry,
+        clock: Callable[[], float],
+        table_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._cache, self._feed, self._registry, self._clock = cache, feed, registry, clock
+        self._table_bytes = table_bytes
         self._version: int | None = None  # of the residency that the feed knows
         self._looked = clock()
 
@@ -72,7 +79,7 @@ class Desk:
         match request:
             case AskStatus():
                 self._cache.pump()
-                return status_of(self._cache)
+                return status_of(self._cache, self._table_bytes())
             case AskMetrics():
                 return MetricsAnswer(text=text_of(self._registry))
             case AskResidency():

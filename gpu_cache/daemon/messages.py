@@ -200,6 +200,7 @@ class StatusAnswer(_Answer):
     misses: Counted
     leaked_leases: Counted
     steps_in_flight: Counted
+    table_bytes: Counted = 0
 
 
 class KeptAnswer(_Answer):

@@ -67,6 +67,8 @@ def _loading(now: CacheStatistics) -> Iterator[Metric]:
     yield seconds
     yield CounterMetricFamily(PREFIX + "copied_bytes", "Bytes that loads have copied into VRAM.", now.copied_bytes)
     yield _counters("evictions", "Adapters that left VRAM.", "cause", now.evictions.items())
+    faults = "Times that the eviction policy failed and the least recently used went instead."
+    yield CounterMetricFamily(PREFIX + "policy_faults", faults, now.policy_faults)
 
 
 def _holding(now: CacheStatistics, named: frozenset[str]) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ from adapterd.gpu_cache.records import Place
 from adapterd.gpu_cache.statistics import CacheStatistics
 
 
-def status_of(cache: Served) -> StatusAnswer:
+def status_of(cache: Served, table_bytes: int = 0) -> StatusAnswer:
     """As of now. Statistics and residency are two looks: sums of one may differ a little from the other."""
     now, rows, base = cache.statistics(), tuple(cache.residency()), cache.base
     return StatusAnswer(
@@ -35,6 +35,7 @@ def status_of(cache: Served) -> StatusAnswer:
         misses=now.misses,
         leaked_leases=now.leaked_leases,
         steps_in_flight=now.steps_in_flight,
+        table_bytes=table_bytes,
     )
 
 

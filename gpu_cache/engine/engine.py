@@ -6,16 +6,16 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from torch import nn
 
 from adapterd.gpu_cache.engine.dispatch import Kernels, model_dtype, open_fast_path
 from adapterd.gpu_cache.engine.layers import Site, find_sites
-from adapterd.gpu_cache.engine.plan import BatchPlan, LeaseLike, Planner, ServingCache, Ticket, split_rows
-from adapterd.gpu_cache.engine.receipt import Receipt
+from adapterd.gpu_cache.engine.plan import BatchPlan, Planner, ServingCache, Ticket, split_rows
 from adapterd.gpu_cache.engine.sharding.joining import Handle, join
-from adapterd.gpu_cache.engine.step import CurrentStep, LayerHook, RunningStep
+from adapterd.gpu_cache.engine.step import CurrentStep, LayerHook, RunningStep, no_kernel
+from adapterd.gpu_cache.engine.step_context import LeaseT, Step
 from adapterd.gpu_cache.engine.tables import Tables
 from adapterd.gpu_cache.table_shape import MAX_RANK
 from adapterd.loader.base_model import BaseSpec
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from adapterd.gpu_cache.engine.device_plan import LaunchShape
+    from adapterd.gpu_cache.engine.plan import ResidentLike
     from adapterd.gpu_cache.engine.sharding.reduced import Reduce
-
-LeaseT = TypeVar("LeaseT", bound=LeaseLike | None)
 
 
 class LoRAEngine(Generic[LeaseT]):
@@ -184,14 +183,30 @@ class LoRAEngine(Generic[LeaseT]):
         return 0 if self._fast is None else self._fast.nbytes
 
     def check(self, lease: LeaseT) -> None:
-        """Whether a step would take this lease, before there are rows for it.
+        """Whether a step would take this lease, before there are rows for it. Nothing is planned or sent for that.
 
         Raises:
-            Failed: MODULE_NOT_SERVED, LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE.
+            Failed: MODULE_NOT_SERVED, LEASE_NOT_READY, LEASE_RELEASED, SLOT_STALE, KERNEL_UNAVAILABLE.
             RuntimeError: a step is open on this engine, or the engine is closed.
         """
-        with self.step([(lease, 1)]):
-            pass
+        self._acquire()
+        try:
+            ticket = self.cache.begin_step((lease,))
+            try:
+                self._judge([] if lease is None else [resident for resident, _ in lease.composition])
+            finally:
+                ticket.end()
+        finally:
+            self._lock.release()
+
+    def _judge(self, residents: Sequence[ResidentLike]) -> None:
+        reasons = [self._why_reference] if residents and self._why_reference else []
+        for resident in residents:
+            self._tables.of(resident)  # raises what is not served
+        if self._fast is not None:
+            reasons += self._fast.judge(residents)
+        if self.strict and reasons:
+            raise no_kernel("step", reasons[0])
 
     def rebind(self, model: nn.Module, base: BaseSpec) -> None:
         """A base reload: serve `model`, whose table is `base`, with the same `stacked` and `targets`.
@@ -280,55 +295,6 @@ class LoRAEngine(Generic[LeaseT]):
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-class Step(Generic[LeaseT]):
-    """From `LoRAEngine.step`; enters once."""
-
-    def __init__(
-        self, engine: LoRAEngine[LeaseT], rows: tuple[tuple[LeaseT, int], ...], shape: LaunchShape | None
-    ) -> None:
-        self._engine = engine
-        self._rows = rows
-        self._shape = shape
-        self._begun: tuple[Ticket, RunningStep] | None = None
-        self._over = False
-        self._done: RunningStep | None = None
-        self._receipt: Receipt | None = None
-
-    @property
-    def receipt(self) -> Receipt:
-        """What ran. RuntimeError before the step has ended, and for a step that ended in an exception."""
-        if self._receipt is None:
-            if self._done is None:
-                raise RuntimeError("the receipt is there once the step has ended without an exception")
-            self._receipt = self._done.receipt()
-            self._done = None
-        return self._receipt
-
-    @property
-    def shape(self) -> LaunchShape | None:
-        """Once it has begun: what a graph captured in this step depends on, or None if none can be captured.
-
-        None, too, for a step of base rows alone. Such a step, and any that fits, can be given a graph's `shape`.
-        """
-        return self._shape
-
-    def __enter__(self) -> Step[LeaseT]:
-        if self._begun is not None:
-            raise RuntimeError("a step is entered once; ask the engine for another one")
-        ticket, running, self._shape = self._engine._begin(self._rows, self._shape)
-        self._begun = ticket, running
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if self._begun is None or self._over:
-            raise RuntimeError("the step is not open: it was never entered, or it has ended")
-        self._over = True
-        ticket, running = self._begun
-        self._engine._end(ticket)
-        if kind is None:
-            self._done = running  # few receipts are read, and one takes longer to make than a plan
 
 
 def _once(leases: tuple[LeaseT, ...]) -> Sequence[LeaseT]:

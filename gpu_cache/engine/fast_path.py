@@ -22,23 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterd.gpu_cache.engine.device_plan import (
-    DevicePlan,
-    LaunchShape,
-    PlanView,
-    Regime,
-    Work,
-    fill,
-    fits,
-    natural_shape,
-    with_tiles,
-)
+from adapterd.gpu_cache.engine.device_plan import DevicePlan, LaunchShape, PlanView, Regime
 from adapterd.gpu_cache.engine.device_tables import DeviceTables
 from adapterd.gpu_cache.engine.kernels.configs import regime_of, tile_rows
 from adapterd.gpu_cache.engine.kernels.forms import Form, Linear, linear_of
-from adapterd.gpu_cache.engine.kernels.launch import DTYPES, Launcher, key_of
-from adapterd.gpu_cache.engine.plan_ring import PlanRing, RingSlot
-from adapterd.gpu_cache.engine.shares import FIRST_SLOT, REFERENCE, Shares
+from adapterd.gpu_cache.engine.kernels.grids import DTYPES, key_of
+from adapterd.gpu_cache.engine.kernels.launch import Launcher
+from adapterd.gpu_cache.engine.lists import SOME_ROWS, Work, fill, fits, shape_of
+from adapterd.gpu_cache.engine.plan_ring import Parts, PlanRing, RingSlot
+from adapterd.gpu_cache.engine.shares import REFERENCE, Shares, StepShares
 from adapterd.gpu_cache.engine.tables import TORCH_DTYPE
 from adapterd.gpu_cache.table_shape import MOST_ROWS, Matrix, TableShape
 from adapterd.loader.errors import Code, error
@@ -51,8 +43,6 @@ if TYPE_CHECKING:
 
 STAGED_ROWS = 64
 """Table rows of a step that go through pinned memory; more of them are copied at once, which takes longer."""
-SOME_ROWS = 256
-"""Up to this many, rows are worked on one by one, or where they share adapters as `regime_of` says of each linear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +91,7 @@ class FastPath:
         shape = TableShape(matrices, config.max_residents, max_rank, dtype, config.page_bytes)
         self._tables = DeviceTables(shape, arena.device)
         self._plan = DevicePlan(MOST_ROWS, arena.device)
+        self._sent_to = Parts(self._plan.memory)
         staged = min(STAGED_ROWS, config.max_residents)
         self._ring = PlanRing(self._plan.size, staged, shape.stride, pinned=arena.device.type == "cuda")
         self._device = cache.device
@@ -118,6 +109,7 @@ class FastPath:
             self._linears[site.path] = linear_of(forms[site.path], self._tables, first)
             first += len(site.slices)
         self._shares = Shares(self._tables, check)
+        self._wanted: dict[tuple[LaunchShape, int], bool] = {}
         self._sent: tuple[BatchPlan, LaunchShape | None, Prepared] | None = None
 
     def prepare(self, plan: BatchPlan, shape: LaunchShape | None = None) -> Prepared:
@@ -137,9 +129,9 @@ class FastPath:
             self._join(self._device.compute)
             return self._sent[2]
         self._sent = None
-        shares = self._shares.of(plan.compositions)
-        reference, reasons = self._for_reference(plan) if REFERENCE in shares else ((), ())
-        served = max(shares) >= FIRST_SLOT
+        shares = self._shares.of_plan(plan)
+        reference, reasons = self._for_reference(plan) if REFERENCE in shares.distinct else ((), ())
+        served = shares.groups > 0
         if shape is None and (not served or plan.rows > self._plan.most_rows):
             return _all_reference(plan, reasons, "" if not served else f"more than {self._plan.most_rows} rows")
         if shape is not None and reference:
@@ -148,12 +140,13 @@ class FastPath:
         self._sent = plan, shape, prepared
         return prepared
 
+    def judge(self, residents: Sequence[ResidentLike]) -> list[str]:
+        """Why kernels cannot serve these: nothing, if they can. Enqueues nothing. Raises as `check`."""
+        return self._shares.why_not(residents)
+
     def run(self, site: Site, view: PlanView, x_ri: Tensor, y_ro: Tensor) -> Regime:
         """y_ro += the deltas of the kernels' rows; both contiguous and as `why_not` wants them. How it was done."""
-        linear = self._linears[site.path]
-        chosen = self.launcher.chosen(linear.form, view)
-        self.launcher.run(linear, chosen, x_ri, y_ro)
-        return chosen.shape.regime
+        return self.launcher.run(self._linears[site.path], view, x_ri, y_ro)
 
     def linear(self, site: Site) -> Linear:
         """What `run` hands to the launcher, for who times its kernels."""
@@ -210,12 +203,13 @@ class FastPath:
     def _send(
         self,
         plan: BatchPlan,
-        shares: list[int],
+        shares: StepShares,
         shape: LaunchShape | None,
         reference: tuple[Segment, ...],
         reasons: tuple[str, ...],
     ) -> Prepared:
-        work = self._work(plan, shares)
+        mixed = self._shares.mixed(shares)  # before their entries are taken
+        work = Work(shares, plan.lengths, plan.rows, self._shares.entries, mixed)
         chosen = shape or shape_of(work, self._want_tiles, batch_invariant=self._batch_invariant)
         if shape is not None and not fits(work, shape):
             raise _no_fit(shape, reasons)
@@ -228,17 +222,20 @@ class FastPath:
         try:
             self._send_rows(slot)
             count = fill(view.shape, work, slot.numbers)
-            self._plan.memory[:count].copy_(slot.plan[:count], non_blocking=True)
+            self._sent_to[count].copy_(slot.parts[count], non_blocking=True)
         finally:
             slot.sent = self._device.record(stream)
         return Prepared(view, reference, reasons)
 
     def _want_tiles(self, shape: LaunchShape, groups: int) -> bool:
-        return any(regime_of(key_of(form, shape), groups) is Regime.TILES for form in self._forms)
-
-    def _work(self, plan: BatchPlan, shares: list[int]) -> Work:
-        mixed = self._shares.mixed(shares)  # before their entries are taken
-        return Work(shares, plan.lengths, plan.rows, self._shares.entries, mixed)
+        """Asked in every step in which rows share adapters."""
+        known = self._wanted.get((shape, groups))
+        if known is None:
+            if len(self._wanted) > 4096:  # steps of ever new sizes
+                self._wanted.clear()
+            known = any(regime_of(key_of(form, shape), groups) is Regime.TILES for form in self._forms)
+            self._wanted[shape, groups] = known
+        return known
 
     def _join(self, stream: Stream) -> None:
         """Whatever the former stream reads is read before this one overwrites it."""
@@ -257,21 +254,6 @@ class FastPath:
             self._tables.row_of(resident.slot).copy_(source, non_blocking=staged)
             self._tables.written(resident)
             del unsent[resident.slot]
-
-
-def shape_of(work: Work, want_tiles: Callable[[LaunchShape, int], bool], *, batch_invariant: bool) -> LaunchShape:
-    """The smallest shape that holds the step: in the regime of rows if they are few, and with tiles if they share.
-
-    Args:
-        want_tiles: whether any linear would, asked with the shape in the regime of rows and the number of groups.
-    """
-    if batch_invariant or work.rows > SOME_ROWS:
-        return natural_shape(work, Regime.TILES, tile_rows(work.rows))
-    shape = natural_shape(work, Regime.ROWS, 1)
-    sharing = work.adapted_rows - work.groups
-    if 4 * sharing < work.rows or not want_tiles(shape, work.rows - sharing):
-        return shape
-    return with_tiles(shape, work, tile_rows(work.rows))
 
 
 def _all_reference(plan: BatchPlan, reasons: tuple[str, ...], why: str) -> Prepared:

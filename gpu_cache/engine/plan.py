@@ -10,9 +10,11 @@ compositions are merged, so a scheduler that sorts its rows by lease gets fewer,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
+from operator import is_not
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from adapterd.loader.errors import Code, error
@@ -145,19 +147,28 @@ class Segment:
         )
 
 
-@dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """One step: what each of its entries gets, and how many rows it has, in order.
+    """One step: what each of its entries gets, and how many rows it has, in order. Nobody changes one.
 
     Attributes:
         compositions: by entry.
         lengths: rows, by entry.
         rows: of the step.
+        mark: stands for the plan, and holds nothing.
+        follows: the mark of another plan with as many entries, if it is known in which they differ.
+        changed: those, if so.
     """
 
-    compositions: tuple[Composition, ...]
-    lengths: tuple[int, ...]
-    rows: int
+    def __init__(
+        self,
+        compositions: tuple[Composition, ...],
+        lengths: tuple[int, ...],
+        rows: int,
+        follows: object = None,
+        changed: Sequence[int] = (),
+    ) -> None:
+        self.compositions, self.lengths, self.rows = compositions, lengths, rows
+        self.mark, self.follows, self.changed = object(), follows, changed
 
     @property
     def adapted(self) -> bool:
@@ -222,9 +233,19 @@ class Planner:
     def plan(self, leases: Sequence[LeaseLike | None], lengths: tuple[int, ...]) -> BatchPlan:
         """Of entries with which a step has begun: leases are ready, and their residents current (I13)."""
         found = [() if lease is None else lease.composition for lease in leases]
-        if set(map(type, found)) != {tuple}:
-            found = [tuple(composition) for composition in found]
-        compositions, standing = tuple(found), self._standing
-        if compositions != standing.compositions or lengths != standing.lengths:
-            self._standing = BatchPlan(compositions, lengths, sum(lengths))  # type: ignore[arg-type]
+        standing = self._standing
+        if len(found) != len(standing.compositions):
+            self._standing = BatchPlan(_tuples(found, range(len(found))), lengths, sum(lengths))
+            return self._standing
+        changed = [*compress(range(len(found)), map(is_not, found, standing.compositions))]
+        if changed or lengths != standing.lengths:
+            self._standing = BatchPlan(_tuples(found, changed), lengths, sum(lengths), standing.mark, changed)
         return self._standing
+
+
+def _tuples(found: list[Sequence[tuple[ResidentLike, float]]], which: Iterable[int]) -> tuple[Composition, ...]:
+    """All of `found`, of which only `which` may be other sequences."""
+    for index in which:
+        if type(found[index]) is not tuple:
+            found[index] = tuple(found[index])
+    return tuple(found)  # type: ignore[arg-type]

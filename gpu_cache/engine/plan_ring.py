@@ -16,6 +16,25 @@ if TYPE_CHECKING:
     from adapterd.gpu_cache.device import Event
 
 SLOTS = 3
+KEPT_PARTS = 256
+
+
+class Parts:
+    """The beginnings of a tensor: making one takes as long as copying it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._known: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, count: int) -> torch.Tensor:
+        """Its first `count` elements."""
+        known = self._known.get(count)
+        if known is None:
+            if len(self._known) >= KEPT_PARTS:
+                self._known.clear()
+            with torch.inference_mode(False):
+                known = self._known[count] = self._tensor[:count]
+        return known
 
 
 class RingSlot:
@@ -25,6 +44,7 @@ class RingSlot:
         plan: int32, as long as the plan's buffer on the device; `numbers` is the same memory in numpy.
         cells: int64 [table rows, stride]; `rows` is the same memory in numpy.
         sent: the mark behind the last copies from here.
+        parts: the beginnings of `plan`.
     """
 
     def __init__(self, plan_size: int, table_rows: int, stride: int, *, pinned: bool) -> None:
@@ -33,6 +53,7 @@ class RingSlot:
             self.cells = torch.zeros(table_rows, stride, dtype=torch.int64, device="cpu", pin_memory=pinned)
         self.numbers, self.rows = self.plan.numpy(), self.cells.numpy()
         self.sent: Event | None = None
+        self.parts = Parts(self.plan)
 
 
 class PlanRing:

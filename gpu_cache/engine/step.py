@@ -58,6 +58,7 @@ class RunningStep:
         self._arena = arena
         self._batch_invariant = batch_invariant
         self._strict, self._fast = strict, fast
+        self._view = fast[1].view if fast and not fast[1].reference else None  # all rows are the kernels'
         self._reasons: set[str] = set()
         if self._adapted and why_reference:
             self._stand_in("step", why_reference)
@@ -77,6 +78,10 @@ class RunningStep:
             Unavailable: DEVICE_ERROR if the layer runs on another device than the adapters.
             RuntimeError: called from another thread than the one that opened the step.
         """
+        if self._view is not None and self._fast is not None and self._plain(site, x, y, self._fast[0]):
+            self._ran.append(site)
+            self._regimes.add(self._fast[0].run(site, self._view, x, y))
+            return y
         self._check(site, x, y)
         self._ran.append(site)
         y_ro = y.reshape(-1, site.out_features)
@@ -94,6 +99,23 @@ class RunningStep:
                 self._add(segment, part, x_ri, y_ro)
         return y_ro.view(y.shape)
 
+    def _plain(self, site: Site, x: Tensor, y: Tensor, fast: FastPath) -> bool:
+        """Whether kernels take this layer's tensors as they are: asked of each layer, so without making anything."""
+        rows, device = self._plan.rows, self._arena.device
+        return (
+            threading.get_ident() == self._thread
+            and site.reduce is None
+            and x.numel() == rows * site.in_features
+            and x.shape[-1] == site.in_features
+            and y.numel() == rows * site.out_features
+            and y.shape[-1] == site.out_features
+            and x.device == device
+            and y.device == device
+            and x.is_contiguous()
+            and y.is_contiguous()
+            and not fast.why_not(x, y)
+        )
+
     def _run_kernels(
         self, site: Site, x_ri: Tensor, y_ro: Tensor, fast: FastPath, prepared: Prepared
     ) -> tuple[Segment, ...]:
@@ -110,10 +132,7 @@ class RunningStep:
 
     def _stand_in(self, where: str, reason: str) -> None:
         if self._strict:
-            raise error(
-                Code.KERNEL_UNAVAILABLE, where, f"the reference would stand in for a kernel: {reason}",
-                "Leave such rows to an engine that is not strict, or take the cause away.",
-            )  # fmt: skip
+            raise no_kernel(where, reason)
         self._reasons.add(reason)
 
     def _add(self, segment: Segment, part: Slice, x_ri: Tensor, y_ro: Tensor) -> None:
@@ -204,6 +223,14 @@ class RunningStep:
         )
 
 
+def no_kernel(where: str, reason: str) -> Exception:
+    """What a strict engine refuses (I19)."""
+    return error(
+        Code.KERNEL_UNAVAILABLE, where, f"the reference would stand in for a kernel: {reason}",
+        "Leave such rows to an engine that is not strict, or take the cause away.",
+    )  # fmt: skip
+
+
 def _refuse_capture(site: Site, y: Tensor) -> None:
     """A graph would repeat the reference's rows and pages of this very step, whatever the next one has."""
     if y.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -240,11 +267,13 @@ class LayerHook:
         running = self._current.running
         if running is None:
             return None
-        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if not inputs or not isinstance(output, Tensor) or not output.is_floating_point():
+        x = args[0] if args else None
+        if not isinstance(x, Tensor):
+            x = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if x is None or not isinstance(output, Tensor) or not output.is_floating_point():
             raise error(
                 Code.MODULE_NOT_SERVED, self._site.path,
                 "only modules that turn one tensor into one floating tensor can be served",
                 "Leave this module out of `targets`.",
             )  # fmt: skip
-        return running.apply(self._site, inputs[0], output)
+        return running.apply(self._site, x, output)

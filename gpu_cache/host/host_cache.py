@@ -6,7 +6,6 @@ it, from a loader thread or from the thread of the answers, which no load can ho
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,19 +13,20 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from adapterd.gpu_cache.budgets import TenantBudget, queue_full
+from adapterd.gpu_cache.budgets import TenantBudget
 from adapterd.gpu_cache.eviction import LeastRecentlyUsed, Policy
-from adapterd.gpu_cache.host.interface import Facts, Failure, HostUsage, Image, Progress, Settle, Slab
-from adapterd.gpu_cache.host.jobs import BROKEN, Answers, LoaderJobs
+from adapterd.gpu_cache.host.entries import Entries
+from adapterd.gpu_cache.host.interface import AtHand, Facts, Failure, HostUsage, Image, Progress, Settle, Slab
+from adapterd.gpu_cache.host.jobs import BROKEN, Answers, Desk, LoaderJobs
 from adapterd.gpu_cache.host.loading import Dtypes, Loader, Serving
 from adapterd.gpu_cache.host.meters import Meters
 from adapterd.gpu_cache.host.packing import Packer
 from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
-from adapterd.gpu_cache.host.records import EntryKey, Fetching, HostEntry, Request, Resolving, Verifying, claim_of
-from adapterd.gpu_cache.host.resolving import is_pinned, missing, resolve_all
+from adapterd.gpu_cache.host.records import Fetching, HostEntry, Request, Resolving, Verifying, claim_of
+from adapterd.gpu_cache.host.requests import CLOSED, Requests
+from adapterd.gpu_cache.host.resolving import resolve_all
 from adapterd.gpu_cache.host.tier import HostTier
 from adapterd.gpu_cache.host.verification import Verifier
-from adapterd.loader.errors import Code, reject
 from adapterd.loader.identity import BasePin, Ref, VersionKey
 from adapterd.loader.sharding import WHOLE, Sharding
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from adapterd.loader.sources import Resolved
 
 NO_BUDGETS: Mapping[str, TenantBudget] = {}
-CLOSED = Failure((reject(Code.CACHE_CLOSED, "host", "the host was closed"),))
 
 
 class HostCache:
@@ -74,18 +73,15 @@ class HostCache:
         """
         self._serving, self._loader, self._keep = Serving(base, dtype, sharding), loader, keep_host
         self._lock = Lock()
-        self._tenants, self._default = tenants, default_budget
         self._tier = HostTier(slab, tenants, default_budget, policy or LeastRecentlyUsed())
-        self._pool, self._desk = pool, answers or FairPool(1, {}, None, name="answers")
-        self._answers = Answers()
+        self._pool, self._answers = pool, Answers()
+        self._desk = Desk(self._answers, answers or FairPool(1, {}, None, name="answers"))
         self._jobs = LoaderJobs(pool, self._lock, self._answers)
         self._meters = Meters()
         self._verifier = Verifier(loader, self._jobs, self._meters, clock, self)
         self._packer = Packer(self._tier, self._jobs, self._answers, self._meters, clock, self)
-        self._entries: dict[EntryKey, HostEntry] = {}
-        self._requests: dict[int, Request] = {}
-        self._count = self._tick = 0
-        self._closed = False
+        self._entries = Entries()
+        self._requests = Requests(self._answers.waiting, tenants, default_budget)
 
     # The port
 
@@ -106,9 +102,9 @@ class HostCache:
         serving: Serving | None = None,
     ) -> int:
         with self._lock:
-            request = Resolving(self._next(), tenant, settle, tuple(asked))
+            request = Resolving(self._requests.next(), tenant, settle, tuple(asked))
             if self._admit(request):
-                known = self._known(request, serving or self._serving)
+                known = self._entries.known(request.asked, tenant, serving or self._serving)
                 if known is not None:
                     self._resolved(request, known)
                 else:
@@ -117,8 +113,8 @@ class HostCache:
 
     def verify(self, resolved: Resolved, tenant: str, settle: Settle[Facts], *, serving: Serving | None = None) -> int:
         with self._lock:
-            entry = self._entry(resolved, tenant, serving or self._serving)
-            request = Verifying(self._next(), tenant, settle, entry, resolved)
+            entry = self._entries.wanted(resolved, tenant, serving or self._serving)
+            request = Verifying(self._requests.next(), tenant, settle, entry, resolved)
             if self._admit(request, resolved):
                 entry.users[request.number] = request
                 if self._verifier.ask(entry, resolved, request):
@@ -136,8 +132,8 @@ class HostCache:
         serving: Serving | None = None,
     ) -> int:
         with self._lock:
-            entries = tuple(self._entry(resolved, tenant, serving or self._serving) for resolved in wanted)
-            request = Fetching(self._next(), tenant, settle, priority, entries, tuple(wanted))
+            entries = tuple(self._entries.wanted(resolved, tenant, serving or self._serving) for resolved in wanted)
+            request = Fetching(self._requests.next(), tenant, settle, priority, entries, tuple(wanted))
             if self._admit(request, *wanted):
                 self.begin(request)
             for entry in entries:
@@ -145,22 +141,40 @@ class HostCache:
             self._packer.serve()
             return self._leave(request)
 
-    def deliver(self) -> None:
-        self._answers.deliver()
+    def at_hand(
+        self, wanted: Sequence[Ref] | Sequence[Resolved], tenant: str, *, serving: Serving | None = None
+    ) -> AtHand | None:
+        with self._lock:
+            trust_changes = self._loader.trust_changes
+            found = [self._entries.here(each, tenant, serving or self._serving) for each in wanted]
+            pairs = [pair for pair in found if pair is not None]
+            known = all(self._verifier.knows(entry, resolved) for entry, resolved in pairs)
+            if self._requests.closed or len(pairs) < len(wanted) or not known:
+                return None
+            entries, resolved = zip(*pairs, strict=True) if pairs else ((), ())
+            request = Fetching(self._requests.next(), tenant, None, 0, entries, resolved)
+            self._requests.hold(request)
+            for entry in entries:
+                self._entries.touch(entry)
+            facts = tuple(entry.facts(each) for entry, each in pairs)
+            return AtHand(request.number, resolved, facts, self._packer.hold(request), trust_changes)
+
+    def deliver(self, most: int | None = None) -> None:
+        self._answers.deliver(most)
 
     def release(self, request: int) -> None:
         with self._lock:
-            found = self._requests.get(request)
+            found = self._requests.find(request)
             if found is not None:
                 self._answers.withdraw(found)
                 self._drop(found)
                 self._packer.serve()
-            self._hand_over()
+            self._desk.hand_over()
 
     def forget(self, key: VersionKey) -> None:
         with self._lock:
-            self._forget([entry for entry in self._entries.values() if entry.key == key])
-            self._hand_over()
+            self._forget(self._entries.of_version(key))
+            self._desk.hand_over()
 
     def rebase(self, base: BaseSpec) -> None:
         old, self._serving = self._serving.base.pin, replace(self._serving, base=base)
@@ -169,8 +183,8 @@ class HostCache:
     def forget_base(self, base: BasePin) -> None:
         """Drops all that was verified for that base, as `forget`: nobody serves it any more."""
         with self._lock:
-            self._forget([entry for entry in self._entries.values() if entry.key.base == base])
-            self._hand_over()
+            self._forget(self._entries.of_base(base))
+            self._desk.hand_over()
 
     def usage(self) -> HostUsage:
         with self._lock:
@@ -181,8 +195,8 @@ class HostCache:
 
     def close(self, timeout: float) -> None:
         with self._lock:
-            self._closed = True
-            for request in list(self._requests.values()):
+            self._requests.closed = self._desk.closed = True
+            for request in self._requests:
                 self._refuse(request, CLOSED)
         self._answers.deliver()
         self._pool.close(timeout)
@@ -192,10 +206,7 @@ class HostCache:
 
     def verified(self, request: Verifying | Fetching) -> None:
         if isinstance(request, Verifying):
-            prepared = request.entry.prepared
-            assert prepared is not None
-            publisher = request.entry.verified[claim_of(request.wanted)].publisher
-            self._answers.add(request, Facts(prepared.manifest, prepared.layout, publisher))
+            self._answers.add(request, request.entry.facts(request.wanted))
             return
         request.unverified -= 1
         if not request.unverified:
@@ -210,9 +221,9 @@ class HostCache:
         waiting = [request for request in entry.users.values() if request.waits]
         for request in waiting:
             self._answers.add(request, BROKEN)
-        if self._entries.get(_key(entry)) is entry:
+        if self._entries.holds(entry):
             self._tier.forget(entry)
-            del self._entries[_key(entry)]
+            self._entries.leave(entry)
         for request in waiting:
             self._drop(request)
 
@@ -222,53 +233,17 @@ class HostCache:
         unread = entry.pages is not None and not entry.filling and not entry.holders
         if unread and (entry.forgotten or (idle and not self._keep)):
             self._tier.drop(entry)
-        if idle and entry.pages is None and self._entries.get(_key(entry)) is entry:
-            del self._entries[_key(entry)]
+        if idle and entry.pages is None and self._entries.holds(entry):
+            self._entries.leave(entry)
 
     # With the lock held
 
-    def _next(self) -> int:
-        self._count += 1
-        return self._count
-
-    def _entry(self, resolved: Resolved, tenant: str, serving: Serving) -> HostEntry:
-        key = VersionKey(tenant, serving.base.pin, resolved.version_digest)
-        at = (key, serving.dtype, serving.sharding.digest)
-        found = self._entries.get(at)
-        if found is None:
-            found = self._entries[at] = HostEntry(key, serving)
-        self._tick += 1
-        found.last_used = self._tick
-        return found
-
     def _admit(self, request: Request, *wanted: Resolved) -> bool:
         """Puts it into the books, or refuses it."""
-        self._requests[request.number] = request
-        self._answers.waiting[request.tenant] += 1
-        most = self._tenants.get(request.tenant, self._default).max_waiting
-        foreign = next((each for each in wanted if each.tenant != request.tenant), None)
-        if self._closed:
-            self._refuse(request, CLOSED)
-        elif foreign is not None:
-            self._refuse(request, Failure(missing(foreign.ref).problems))
-        elif self._answers.waiting[request.tenant] > most:
-            self._refuse(request, Failure((queue_full(request.tenant, most),)))
+        failure = self._requests.enter(request, wanted)
+        if failure is not None:
+            self._refuse(request, failure)
         return request.waits
-
-    def _known(self, request: Resolving, serving: Serving) -> tuple[Resolved, ...] | None:
-        """What the source would say, if every REF names a digest whose verified bytes are here; else None."""
-        found: list[Resolved] = []
-        for ref in request.asked:
-            if ref.tenant != request.tenant or not is_pinned(ref):
-                return None
-            key = VersionKey(ref.tenant, serving.base.pin, ref.digest or "")
-            entry = self._entries.get((key, serving.dtype, serving.sharding.digest))
-            claims = entry.verified.values() if entry is not None and entry.filled else ()
-            known = next((each.resolved for each in claims if each.resolved.adapter == ref.name), None)
-            if known is None:
-                return None
-            found.append(known)
-        return tuple(found)
 
     def _look_up(self, request: Resolving) -> None:
         work = partial(resolve_all, self._loader, request.asked, request.tenant, lambda: request.waits)
@@ -278,7 +253,7 @@ class HostCache:
     def _resolved(self, request: Resolving, outcome: tuple[Resolved, ...] | Failure) -> None:
         """An answered one holds nothing."""
         self._answers.add(request, outcome)
-        self._requests.pop(request.number, None)
+        self._requests.leave(request)
 
     def begin(self, request: Fetching) -> None:
         """First what is not verified, then memory."""
@@ -298,7 +273,7 @@ class HostCache:
 
     def _drop(self, request: Request) -> None:
         """It is over: nothing is held for it any more."""
-        del self._requests[request.number]
+        self._requests.leave(request)
         entries: tuple[HostEntry, ...] = ()
         if isinstance(request, Verifying):
             entries = (request.entry,)
@@ -313,23 +288,10 @@ class HostCache:
     def _forget(self, entries: Sequence[HostEntry]) -> None:
         for entry in entries:
             self._tier.forget(entry)
-            del self._entries[_key(entry)]
+            self._entries.leave(entry)
             self.tidy(entry)
         self._packer.serve()
 
     def _leave(self, request: Request) -> int:
-        self._hand_over()
+        self._desk.hand_over()
         return request.number
-
-    def _hand_over(self) -> None:
-        """The caller may hold locks that `settle` takes: another thread says what is known."""
-        if not self._answers:
-            return
-        if self._closed:  # so is the desk
-            threading.Thread(target=self._answers.deliver, name="adapterd-last-answers", daemon=True).start()
-        else:
-            self._desk.submit("", self._answers.deliver)
-
-
-def _key(entry: HostEntry) -> EntryKey:
-    return entry.key, entry.serving.dtype, entry.serving.sharding.digest

@@ -87,6 +87,20 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class AtHand:
+    """What a host had of some versions, in the order asked, held by `request` as by an answered fetch.
+
+    `facts` and `images` are of `resolved`, verified by what was trusted after `trust_changes` changes.
+    """
+
+    request: int
+    resolved: tuple[Resolved, ...]
+    facts: tuple[Facts, ...]
+    images: tuple[Image, ...]
+    trust_changes: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostUsage:
     """What is in host memory, as of the host's last word.
 
@@ -180,9 +194,21 @@ class Host(Protocol):
         """
         ...
 
-    def deliver(self) -> None:
+    def at_hand(self, wanted: Sequence[Ref] | Sequence[Resolved], tenant: str) -> AtHand | None:
+        """What REFs that name a digest, or versions, are, if all of it is in the slab and known to be verified by what
+        is trusted now: what `resolve`, `verify` and `fetch` would say, at once. Waits for nothing, so no bound on what
+        waits holds it up. None says that it has to be asked for, and not why; a host may always say so.
+        """
+        ...
+
+    def deliver(self, most: int | None = None) -> None:
         """Says in this thread, which holds no lock, what is known by now but not said yet. Without it another thread
-        says it a little later."""
+        says it a little later.
+
+        Args:
+            most: answers, behind a step's launch: what comes while steps go on may be kept for the next one, for some
+                ms at most. None: what is kept for no step.
+        """
         ...
 
     def release(self, request: int) -> None:

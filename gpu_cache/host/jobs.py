@@ -6,6 +6,7 @@ What callers are told is collected under the lock and said without it: `settle` 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -49,17 +50,44 @@ class Answers:
             del self.waiting[request.tenant]
         return settle
 
-    def deliver(self) -> None:
-        """Without the lock, from any thread."""
-        while True:
+    def deliver(self, most: int | None = None) -> None:
+        """Without the lock, from any thread: says all, or at most so many."""
+        said = 0
+        while self._ready and said != most:
             try:
                 say = self._ready.popleft()
             except IndexError:
-                return
+                break
+            said += 1
             try:
                 say()
             except BaseException:  # noqa: BLE001 - a caller's bug; the others are told all the same
                 _LOG.exception("an answer of the host was not taken")
+
+
+class Desk:
+    """Has answers said by another thread: whoever made them known may hold locks that `settle` takes.
+
+    Args:
+        pool: of one thread; `close` closes it.
+    """
+
+    def __init__(self, answers: Answers, pool: LoaderPool) -> None:
+        self._answers, self._pool = answers, pool
+        self.closed = False
+
+    def hand_over(self) -> None:
+        """With the lock: whatever is known by now."""
+        if not self._answers:
+            return
+        if self.closed:  # so is the pool, or will be
+            threading.Thread(target=self._answers.deliver, name="adapterd-last-answers", daemon=True).start()
+        else:
+            self._pool.submit("", self._answers.deliver)
+
+    def close(self, timeout: float) -> None:
+        """Without the lock; `closed` was set before."""
+        self._pool.close(timeout)
 
 
 class LoaderJobs:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.host.interface import Origin
 from adapterd.loader.errors import Code, error
-from adapterd.loader.identity import Ref
+from adapterd.loader.identity import Ref, VersionKey
 from adapterd.loader.image import Memory
 from adapterd.loader.layout import Dtype, Layout, plan_layout
 from adapterd.loader.manifest import Manifest
+from adapterd.loader.parallel import Helpers, default_threads
+from adapterd.loader.recent import Recent
 from adapterd.loader.sharding import WHOLE, Sharding
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 Cancelled = Callable[[], bool]
 ORIGINS = {"downloaded": Origin.SOURCE, "disk": Origin.DISK, "packed": Origin.PACKED}
+MOST_PLANNED = 1 << 19
+"""Blocks of all layouts that are kept in memory: about 15 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class StoreLoader:
         recheck: bool = False,
     ) -> None:
         self._source, self._store, self._page_bytes, self._recheck = source, store, page_bytes, recheck
+        self._layouts: Recent[tuple[VersionKey, str, Dtype, str], Layout] = Recent(MOST_PLANNED)
 
     @property
     def trust_changes(self) -> int:
@@ -140,9 +145,17 @@ class StoreLoader:
         stored = self._store.ensure(
             resolved, self._source, serving.base, progress=progress, expect=told.expect, recheck=self._recheck
         )
+        return StoredImage(self._store, stored, self._layout(stored, serving))
+
+    def _layout(self, stored: StoredVersion, serving: Serving) -> Layout:
+        """As planned before for this very manifest, or planned now."""
         dtype = packed_dtype(serving.dtype, stored.manifest)
-        layout = plan_layout(stored.manifest, dtype, self._page_bytes, serving.sharding)
-        return StoredImage(self._store, stored, layout)
+        key = (stored.key, stored.statement.manifest_digest, dtype, serving.sharding.digest)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = plan_layout(stored.manifest, dtype, self._page_bytes, serving.sharding)
+            self._layouts.keep(key, layout, len(layout.table))
+        return layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +196,8 @@ def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore |
         if root is None:
             # A load that outlived the cache may still be writing.
             root = cleanup.enter_context(scratch_folder("store"))
+        helpers = Helpers(default_threads() - 1)
+        cleanup.callback(helpers.close, config.close_seconds)
         yield StoreLoader(
             source,
             VerifiedStore(
@@ -191,6 +206,7 @@ def store_loader(config: CacheConfig, source: Source | None, trust: TrustStore |
                 config.limits,
                 max_bytes=config.store_bytes,
                 store_key=None if config.store_key is None else StoreKey.load(config.store_key, outside=root),
+                helpers=helpers,
             ),
             page_bytes=config.page_bytes,
             recheck=config.recheck,

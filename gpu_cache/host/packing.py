@@ -66,6 +66,12 @@ class Packer:
         else:
             self._lines.add(request)
 
+    def hold(self, request: Fetching) -> tuple[Image, ...]:
+        """Its versions are all in the slab: it is granted what is there."""
+        for entry in request.entries:
+            entry.users[request.number] = entry.holders[request.number] = request
+        return tuple(self._image(entry, packed_for=False) for entry in request.entries)
+
     def leave(self, request: Fetching) -> None:
         """It wants nothing any more: its images are free to go."""
         self._lines.remove(request)

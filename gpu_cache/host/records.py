@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from adapterd.gpu_cache.host.interface import Origin
+from adapterd.gpu_cache.host.interface import Facts, Origin
 from adapterd.gpu_cache.host.loading import Dtypes, Prepared, Serving
 from adapterd.loader.identity import Ref, VersionKey
 
@@ -140,6 +140,11 @@ class HostEntry:
         """Pages."""
         assert self.prepared is not None
         return self.prepared.layout.n_pages
+
+    def facts(self, resolved: Resolved) -> Facts:
+        """What is known of it as `resolved`, which was verified."""
+        assert self.prepared is not None
+        return Facts(self.prepared.manifest, self.prepared.layout, self.verified[claim_of(resolved)].publisher)
 
     @property
     def idle(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapterd.gpu_cache.budgets import Budget, TenantBudget
-from adapterd.gpu_cache.eviction import Candidate, Policy, pages_wanted, plan_evictions
+from adapterd.gpu_cache.eviction import Candidate, GuardedPolicy, Policy, pages_wanted, plan_evictions
 from adapterd.gpu_cache.host.interface import HostUsage, Slab
 from adapterd.gpu_cache.host.pages import SlabPages
 from adapterd.gpu_cache.host.records import HostEntry
@@ -28,7 +28,7 @@ class HostTier:
 
     def __init__(self, slab: Slab, tenants: Mapping[str, TenantBudget], default: TenantBudget, policy: Policy) -> None:
         """Raises Failed (SETTINGS_INVALID) when the guarantees exceed the slab."""
-        self.slab, self._policy = slab, policy
+        self.slab, self._policy = slab, GuardedPolicy.of(policy)
         self._memory = memoryview(slab.memory).cast("B")
         count = len(self._memory) // slab.page_bytes
         self.budget = Budget("host", count, slab.page_bytes, tenants, default)

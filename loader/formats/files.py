@@ -28,6 +28,7 @@ from adapterd.loader.formats.readers import (
     order,
     read_all,
     read_into,
+    read_parts,
     special,
     unreadable,
 )
@@ -36,7 +37,7 @@ from adapterd.loader.limits import Limits
 
 __all__ = [
     "BytesReader", "DescriptorReader", "DirectoryPackage", "FileReader", "Package", "blocks", "file_entries",
-    "order", "read_all", "read_into",
+    "order", "read_all", "read_into", "read_parts",
 ]  # fmt: skip
 
 # A package is flat; folders are listed only to say what is wrong with them.

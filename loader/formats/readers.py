@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -16,6 +16,8 @@ from adapterd.loader.identity import FileEntry
 T = TypeVar("T")
 
 HASH_BLOCK_BYTES = 1 << 20
+MOST_PARTS = 1024
+"""Places that one call of `preadv` fills: IOV_MAX of Linux, and POSIX promises 16."""
 AGAIN = "Did the file change while it was read? Run the command again on a complete copy."
 
 
@@ -83,6 +85,16 @@ class DescriptorReader:
                 raise error(Code.ST_TRUNCATED, shown(self._name), f"ends {len(target)} bytes too early", AGAIN)
             offset, target = offset + got, target[got:]
 
+    def read_parts(self, offset: int, parts: Sequence[memoryview]) -> None:
+        """As `read_into`, into several places, one after the other: in one call of the system's for many of them."""
+        left = [part for part in parts if part]
+        while left:
+            got = self._checked(partial(os.preadv, self._descriptor, left[:MOST_PARTS], offset))
+            if not got:
+                raise error(Code.ST_TRUNCATED, shown(self._name), f"ends {sum(map(len, left))} bytes too early", AGAIN)
+            offset += got
+            left = behind(left, got)
+
     def _read(self, offset: int, length: int) -> bytes:
         return self._checked(partial(os.pread, self._descriptor, length, offset))
 
@@ -131,6 +143,29 @@ def read_into(reader: FileReader, offset: int, target: memoryview) -> None:
         reader.read_into(offset, target)
     else:
         target[:] = reader.read_at(offset, len(target))
+
+
+def read_parts(reader: FileReader, offset: int, parts: Sequence[memoryview]) -> None:
+    """Fill `parts`, which follow each other in the file, from `offset` on. Raises what `read_at` raises."""
+    if isinstance(reader, DescriptorReader):
+        reader.read_parts(offset, parts)
+        return
+    data, done = memoryview(reader.read_at(offset, sum(map(len, parts)))), 0
+    for part in parts:
+        part[:] = data[done : done + len(part)]
+        done += len(part)
+
+
+def behind(parts: Sequence[memoryview], got: int) -> list[memoryview]:
+    """What is left of `parts` behind their first `got` bytes."""
+    index = 0
+    while index < len(parts) and got >= len(parts[index]):
+        got -= len(parts[index])
+        index += 1
+    rest = list(parts[index:])
+    if got:
+        rest[0] = rest[0][got:]
+    return rest
 
 
 def blocks(reader: FileReader, size: int = HASH_BLOCK_BYTES) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ The folder is a source like any other: nothing in it is believed before the trus
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from typing import BinaryIO, Self
 
 from adapterd.loader.errors import AdapterdError, Code, Untrusted, error
 from adapterd.loader.identity import NAME_PATTERN, SIGNATURE_FILE, Ref
+from adapterd.loader.recent import Recent
 from adapterd.loader.sources.interface import Resolved, check_alias_digest, not_found
 from adapterd.loader.trust.admission import MAX_ENVELOPE_BYTES, AdmissionStatement, read_unverified
 from adapterd.loader.trust.oms import MAX_BUNDLE_BYTES
@@ -28,6 +30,8 @@ from adapterd.loader.trust.strict_json import Malformed, parse
 ALIASES_FILE = "aliases.json"
 STATEMENT_SUFFIX = ".admission.dsse.json"
 MAX_ALIASES_BYTES = 1 << 20
+MOST_READ = 16 << 20
+"""Bytes of statements whose contents are kept in memory."""
 _BLOCK_BYTES = 1 << 20
 _NUMBER = re.compile(r"[1-9][0-9]{0,15}")
 _NAME = re.compile(NAME_PATTERN)
@@ -38,6 +42,7 @@ class FolderSource:
 
     def __init__(self, root: Path | str) -> None:
         self._root = Path(root)
+        self._read: Recent[bytes, AdmissionStatement] = Recent(MOST_READ)
 
     @property
     def root(self) -> Path:
@@ -52,7 +57,7 @@ class FolderSource:
             number, statement = self._find_digest(ref)
         else:
             number = self._find_alias(ref, alias)
-            statement = read_unverified(self._statement_bytes(ref, number))
+            statement = self._unverified(ref, number)
             check_alias_digest(ref, statement.version_digest)
         digest = statement.version_digest
         return Resolved(replace(ref, digest=digest), ref.tenant, ref.name, digest, number, statement.base)
@@ -105,6 +110,16 @@ class FolderSource:
             )  # fmt: skip
         return data
 
+    def _unverified(self, ref: Ref, number: int) -> AdmissionStatement:
+        """What the bytes that lie there now say; the same bytes are parsed once."""
+        data = self._statement_bytes(ref, number)
+        at = hashlib.sha256(data).digest()
+        found = self._read.get(at)
+        if found is None:
+            found = read_unverified(data)
+            self._read.keep(at, found, len(data))
+        return found
+
     def _find_alias(self, ref: Ref, alias: str) -> int:
         path = self._adapter(ref) / ALIASES_FILE
         data = _read_small(path, MAX_ALIASES_BYTES)
@@ -118,7 +133,7 @@ class FolderSource:
     def _find_digest(self, ref: Ref) -> tuple[int, AdmissionStatement]:
         for number in self._numbers(ref):
             try:
-                statement = read_unverified(self._statement_bytes(ref, number))
+                statement = self._unverified(ref, number)
             except Untrusted:
                 continue  # a broken neighbour is not what was asked for
             if statement.version_digest == ref.digest:

@@ -13,6 +13,7 @@ from typing import Any
 
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.identity import NAME_PATTERN, canonical_json, check_name, sha256_hex
+from adapterd.loader.regular_file import open_regular
 from adapterd.loader.trust.keys import PUBLISHER_ALGORITHMS, Algorithm, PublicKey
 from adapterd.loader.trust.strict_json import Fields, Malformed, parse
 
@@ -198,7 +199,7 @@ class TrustStore:
                 others than its owner may write to it.
         """
         try:
-            with Path(path).open("rb") as file:
+            with open_regular(Path(path)) as file:
                 data, mode = file.read(MAX_TRUST_BYTES + 1), os.fstat(file.fileno()).st_mode
         except FileNotFoundError as e:
             raise error(

@@ -22,10 +22,10 @@ from datetime import datetime, timedelta
 
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import SIGNATURE_FILE, WEIGHTS_FILE, BasePin, FileEntry
-from adapterd.loader.trust.admission import CHUNK_BYTES, NO_PUBLISHER, AdmissionStatement, open_signed
+from adapterd.loader.trust.admission import CHUNK_BYTES, NO_PUBLISHER, AdmissionStatement
 from adapterd.loader.trust.oms import OmsSignature
-from adapterd.loader.trust.oms import verify as verify_oms
 from adapterd.loader.trust.policy import TrustedKey, TrustStore
+from adapterd.loader.trust.seen import Seen
 
 # A statement from the future: one of the two clocks is wrong, and revocation dates would mean nothing.
 MAX_CLOCK_SKEW = timedelta(days=1)
@@ -60,12 +60,14 @@ class Checked:
 class TrustedVersion:
     """One version on its way to be trusted; see the module."""
 
-    def __init__(self, wanted: Wanted, trust: TrustStore, now: datetime) -> None:
+    def __init__(self, wanted: Wanted, trust: TrustStore, now: datetime, seen: Seen | None = None) -> None:
+        """Args: seen: remembers what held, for versions that are checked again and again."""
         if now.utcoffset() is None:
             raise ValueError("now must carry its time zone")
         self._wanted = wanted
         self._trust = trust
         self._now = now
+        self._seen = seen or Seen()
         self._statement: tuple[AdmissionStatement, str] | None = None
         self._checked: Checked | None = None
         self._files_hold = False
@@ -88,7 +90,7 @@ class TrustedVersion:
                 Code.TRUST_NOT_CONFIGURED, "admission keys", "the trust file lists no admission key",
                 "`adapterctl trust add-key PEM --admission`; the operator has the PEM, and so has /v1/admission-keys.",
             )  # fmt: skip
-        statement, key_id = open_signed(data, [k.key for k in keys])
+        statement, key_id = self._seen.statement(data, [k.key for k in keys])
         _refuse_revoked(keys, key_id, "admission statement")
         self._check_asked(statement)
         self._statement = (statement, key_id)
@@ -206,7 +208,7 @@ class TrustedVersion:
 
     def _check_publisher(self, statement: AdmissionStatement, data: bytes) -> OmsSignature:
         publishers = self._trust.tenant(statement.tenant).publishers
-        signature = verify_oms(data, statement.files, [k.key for k in publishers])
+        signature = self._seen.signature(data, statement.files, [k.key for k in publishers])
         _refuse_revoked(publishers, signature.key_id, SIGNATURE_FILE)
         for name, wanted, found in [
             ("publisher", statement.publisher, signature.key_id),

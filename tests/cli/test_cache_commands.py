@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def worker(cache: FakeServed, path: Path, shell: Commands) -> Iterator[Commands]:
     """A shell that knows the socket of a running daemon."""
-    with Daemon(cache, path):
+    with Daemon(cache, path, table_bytes=lambda: 3 * PAGE):
         yield shell.with_variables(ADAPTERD_CACHE_SOCKET=str(path))
 
 
@@ -52,6 +52,7 @@ def test_the_status_is_a_table_of_bars(worker: Commands) -> None:
     shown = worker.run("cache", "status").stdout
     assert "test/base@" + "a" * 40 in shown
     assert "4.0 MiB of 8.0 MiB (50 %)" in shown
+    assert re.search(r"tables +3.0 MiB", shown)
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert re.search(r"acme +█{8}▓{4}·{20} +2.0 MiB +1.0 MiB +- +- +2.0 MiB +6.0 MiB +-", lines["acme"])
     assert re.search(r"blue +▒{4}·{28} +- +- +1.0 MiB +- +- +8.0 MiB +1.0 MiB", lines["blue"])
@@ -64,6 +65,7 @@ def test_the_status_as_an_object_and_as_ids(worker: Commands, cache: FakeServed)
     assert body["schema"] == "adapterctl.cache.status/1"
     assert [use["tenant"] for use in body["tenants"]] == ["acme", "blue"]
     assert body["vram"] == {"total": 8 * PAGE, "free": 4 * PAGE}
+    assert body["table_bytes"] == 3 * PAGE
     ids = worker.run("cache", "status", "-q").stdout.splitlines()
     assert ids == [f"{each.tenant}@sha256:{each.digest}" for each in cache.rows]
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from adapterd.loader.base_files import read_config
-from corpus.make_good import run_model
+from corpus.good.references import run_model
 from corpus.verdicts import Case, Corpus, Outcome
 from fakes.commands import Commands
 

@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m corpus.run_corpus [--corpus build/corpus] [--stage verdicts] [--only PART]
 
 A stage is a function from the corpus to outcomes; `STAGES` names them in order. The corpus is made
-first if it is not there (`make_good.py`, `make_bad.py`).
+first if it is not there (`make_good`, `make_bad`).
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ STAGES: dict[str, Callable[[Corpus], Iterable[Outcome]]] = {
 
 def make_corpus(root: Path) -> None:
     """Run the generators where their output is missing."""
-    for script, product in (("make_good.py", "good"), ("make_bad.py", "bad")):
+    for script, product in (("make_good", "good"), ("make_bad", "bad")):
         if not (root / product / "index.json").exists():
             print(f"making {root / product} …", file=sys.stderr)
-            environment = {**os.environ, "PYTHONPATH": ""}
-            command = [sys.executable, str(HERE / script), "--out", str(root)]
+            environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+            command = [sys.executable, "-m", f"corpus.{script}", "--out", str(root)]
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from corpus import make_bad, make_good
+from corpus import make_bad
 from corpus.conversion import SPOILERS, bad_names, spoilt_names
+from corpus.good.bases import write_base
 from corpus.run_corpus import make_corpus, table
 from corpus.verdicts import Corpus
 
 
 def test_names_alone_are_converted_and_nothing_else_is(tmp_path: Path) -> None:
     for name in ("llama", "bert", "gpt2", "t5"):
-        make_good.write_base(name, tmp_path)
+        write_base(name, tmp_path)
     make_bad.main(["--out", str(tmp_path)])
     outcomes = list(bad_names(Corpus(tmp_path)))
     assert len([o for o in outcomes if o.wanted.startswith("converted")]) == 5

@@ -25,23 +25,24 @@ BASES = (
 @pytest.fixture(scope="session")
 def bad_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """All bases, and the bad cases."""
-    from corpus import make_bad, make_good
+    from corpus import make_bad
+    from corpus.good.bases import write_base
 
     root = tmp_path_factory.mktemp("corpus")
     for name in BASES:
-        make_good.write_base(name, root)
+        write_base(name, root)
     make_bad.main(["--out", str(root)])
     return Corpus(root)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_all_bases_have_one_table_live_and_on_disk(bad_corpus: Corpus) -> None:
-    from corpus import make_good
+    from corpus.good.bases import base_specs, build_base
 
-    assert set(make_good.base_specs()) == set(BASES)
+    assert set(base_specs()) == set(BASES)
     for name in BASES:
         stored = bad_corpus.base(name)
-        live = BaseSpec.from_module(make_good.build_base(name), id=stored.id, revision=stored.revision)
+        live = BaseSpec.from_module(build_base(name), id=stored.id, revision=stored.revision)
         assert live == stored, name
         assert live.table_digest == stored.table_digest
         meta = meta_model(read_config(bad_corpus.base_directory(name)))

@@ -12,8 +12,10 @@ import torch
 from adapterd.gpu_cache import AdapterCache, CacheConfig
 from adapterd.gpu_cache.engine import LoRAEngine
 from adapterd.loader.base_model import BaseSpec
-from corpus import make_good
-from corpus.make_good import DTYPES, run_model
+from corpus.good.bases import DTYPES, base_revision, build_base
+from corpus.good.cases import case_table
+from corpus.good.making import make_case
+from corpus.good.references import run_model
 from corpus.merging import loaded, merging
 from corpus.run_corpus import make_corpus, table
 from corpus.verdicts import Corpus
@@ -25,8 +27,8 @@ CASES = ("llama_all7", "llama_patterns_rslora", "gpt2_conv1d", "phi3_fused", "t5
 
 
 def test_weights_are_those_that_peft_merges(tmp_path: Path) -> None:
-    cases = make_good.case_table()
-    entries = [make_good.make_case(name, cases[name], tmp_path) for name in CASES]
+    cases = case_table()
+    entries = [make_case(name, cases[name], tmp_path) for name in CASES]
     assert len(entries) == len(CASES)
     (tmp_path / "good/index.json").write_text(json.dumps([{"case": name} for name in CASES]))
     (tmp_path / "bad").mkdir()
@@ -50,8 +52,8 @@ def test_every_good_adapter_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
 def test_the_merged_model_says_what_the_served_one_says(tmp_path: Path, name: str, dtype: str) -> None:
     targets = {"gpt2": ("c_attn", "c_fc"), "phi3": ("qkv_proj", "down_proj")}.get(name, ("q_proj", "up_proj"))
     base = tmp_path / "base"
-    make_good.build_base(name).to(DTYPES[dtype]).save_pretrained(base)
-    revision = make_good.base_revision(name)
+    build_base(name).to(DTYPES[dtype]).save_pretrained(base)
+    revision = base_revision(name)
     spec = BaseSpec.from_directory(base, id=f"corpus/tiny-{name}", revision=revision)
     publisher = FolderPublisher(tmp_path / "published", spec)
     fan = {"fan_in_fan_out": True} if name == "gpt2" else {}

@@ -20,7 +20,8 @@ from adapterd.gpu_cache.engine import LoRAEngine
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError
 from adapterd.loader.sources import RegistrySource
-from corpus.make_good import DTYPES, build_base, fixed_x, run_model
+from corpus.good.bases import DTYPES, build_base
+from corpus.good.references import fixed_x, run_model
 from corpus.running import World, published, running_world
 from corpus.verdicts import Case, Corpus, Outcome
 

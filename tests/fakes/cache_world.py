@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, Device, Lease, Resident, TenantBudget
+from adapterd.gpu_cache.eviction import GuardedPolicy, Policy
 from adapterd.gpu_cache.host.host_cache import HostCache
 from adapterd.gpu_cache.host.pool import FairPool, LoaderPool
 from adapterd.gpu_cache.slabs import DeviceSlab
@@ -31,6 +32,8 @@ class World:
         seed: int = 0,
         defect: Callable[[SimulatedDevice], DefectiveDevice] | None = None,
         shuffle_jobs: bool = False,
+        policy: Policy | None = None,
+        host_kind: type[HostCache] = HostCache,
         **settings: object,
     ) -> None:
         self.loader = MemoryLoader()
@@ -43,8 +46,9 @@ class World:
             page_bytes=PAGE_BYTES,
             **settings,  # type: ignore[arg-type]
         )
-        host = host_over(self.loader, config, self.device, self.pool)
-        self.cache = AdapterCache(config, base=self.loader.base, host=host, device=self.device)
+        guarded = GuardedPolicy.of(policy)
+        self.host = host_over(self.loader, config, self.device, self.pool, kind=host_kind, policy=guarded)
+        self.cache = AdapterCache(config, base=self.loader.base, host=self.host, device=self.device, policy=guarded)
         self.violations: list[str] = []
 
     def __enter__(self) -> Self:
@@ -124,9 +128,17 @@ class World:
             self.violations.append(f"{resident.key.digest[:8]} page {index} (arena page {resident.pages[index]})")
 
 
-def host_over(loader: MemoryLoader, config: CacheConfig, device: Device, pool: LoaderPool | None = None) -> HostCache:
+def host_over(
+    loader: MemoryLoader,
+    config: CacheConfig,
+    device: Device,
+    pool: LoaderPool | None = None,
+    *,
+    kind: type[HostCache] = HostCache,
+    policy: Policy | None = None,
+) -> HostCache:
     """The host of a cache over this loader; with a pool of the test's, all its jobs and answers run there."""
-    return HostCache(
+    return kind(
         DeviceSlab(device.allocate_host(config.host_pages * config.page_bytes), config.page_bytes),
         loader.base,
         loader=loader,
@@ -134,6 +146,7 @@ def host_over(loader: MemoryLoader, config: CacheConfig, device: Device, pool: L
         answers=pool,
         tenants=config.tenants,
         default_budget=config.default_budget,
+        policy=policy,
         keep_host=config.keep_host,
     )
 

@@ -52,8 +52,13 @@ class OneLinear:
         )  # fmt: skip
         self.model = nn.ModuleDict({"p": Fused(self.in_features, self.widths)})
         self.adapters = [self._add(index, ranks) for index, ranks in enumerate(self.ranks)]
-        options: dict[str, object] = {"kernels": "triton", **self.engine_options}
-        self.engine = LoRAEngine(self.model, self.cache, {"p": list(parts)}, **options)  # type: ignore[arg-type]
+        self.engine = self.remade(**self.engine_options)
+
+    def remade(self, **options: object) -> LoRAEngine:
+        """An engine on the layer that is there now."""
+        chosen: dict[str, object] = {"kernels": "triton", **options}
+        parts = [f"p{i}" for i in range(len(self.widths))]
+        return LoRAEngine(self.model, self.cache, {"p": parts}, **chosen)  # type: ignore[arg-type]
 
     def _add(self, seed: int, ranks: Sequence[int]) -> Adapter:
         chosen = {f"p{i}": rank for i, rank in enumerate(ranks) if rank}

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 N_IN, N_OUT = 128, 64
 GROUP = 32
+INNER_TILES = 8
+"""Tiles of K that a thread unpacks at once."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,30 @@ class Int4WeightOnly(_Packed):
         zero = (low + 8 * scale.float()).bfloat16()
         codes = ((groups - low) / scale.float()).round().clamp(0, 15)
         self.meant = ((codes.double() - 8) * scale.double() + zero.double()).reshape(linear.weight.shape)
-        words = codes.reshape(linear.weight.shape).to(torch.int32)
-        self.register_buffer("weight", torch._convert_weight_to_int4pack_for_cpu(words, 1))
+        self.register_buffer("weight", self.packed(codes.reshape(linear.weight.shape).to(torch.int32)))
         pairs = torch.cat([scale, zero], dim=-1).transpose(0, 1).contiguous()  # [groups, out, 2]
         self.register_buffer("scales_and_zeros", pairs)
 
+    def packed(self, codes: Tensor) -> Tensor:
+        return torch._convert_weight_to_int4pack_for_cpu(codes, 1)
+
+    def product(self, x: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm_for_cpu(x, self.weight, GROUP, self.scales_and_zeros)
+
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.in_features)
-        y = torch._weight_int4pack_mm_for_cpu(flat, self.weight, GROUP, self.scales_and_zeros)
+        y = self.product(x.reshape(-1, self.in_features))
         return (y + self.bias.to(x.dtype)).reshape(*x.shape[:-1], self.out_features)
+
+
+class Int4OnCuda(Int4WeightOnly):
+    """`torch._weight_int4pack_mm`: the same weights, as tensor cores want them."""
+
+    def packed(self, codes: Tensor) -> Tensor:
+        pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+        return torch._convert_weight_to_int4pack(pairs.cuda(), INNER_TILES)
+
+    def product(self, x: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm(x, self.weight, GROUP, self.scales_and_zeros)
 
 
 class Float8Dynamic(_Packed):
@@ -108,16 +125,15 @@ class Float8Dynamic(_Packed):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
-        self.scale = float(linear.weight.detach().abs().max() / 448)
-        packed = (linear.weight.detach() / self.scale).to(torch.float8_e4m3fn)
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        scale = linear.weight.detach().abs().max() / 448
+        self.weight = nn.Parameter((linear.weight.detach() / scale).to(torch.float8_e4m3fn), requires_grad=False)
+        self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features)
         scale = flat.abs().max().float() / 448
         a = (flat.float() / scale).to(torch.float8_e4m3fn)
-        weight_scale = torch.tensor(self.scale)
-        y = torch._scaled_mm(a, self.weight.t(), scale, weight_scale, out_dtype=torch.bfloat16)
+        y = torch._scaled_mm(a, self.weight.t(), scale, self.scale, out_dtype=torch.bfloat16)
         return (y + self.bias.bfloat16()).to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
 
@@ -172,6 +188,12 @@ TORCH: Mapping[str, Callable[[nn.Linear], Quantised]] = {
     "int8 dynamic (torch.ao)": _dynamic(torch.qint8),
     "fp16 dynamic (torch.ao)": _dynamic(torch.float16),
 }
+
+TORCH_CUDA: Mapping[str, Callable[[nn.Linear], Quantised]] = {
+    **{name: build for name, build in TORCH.items() if "torch.ao" not in name and "int4" not in name},
+    "int4 weight-only (torch._weight_int4pack_mm)": _native(Int4OnCuda, torch.bfloat16),
+}
+"""What of it runs on a CUDA device, once it has been moved there."""
 
 
 def torchao_layer(config: str, **options: Any) -> Callable[[nn.Linear], Quantised]:

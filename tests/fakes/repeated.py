@@ -12,7 +12,7 @@ from typing import Any
 from adapterd.cli.worker.graphs import Work
 from adapterd.gpu_cache.engine import LoRAEngine
 from adapterd.gpu_cache.engine.device_plan import LaunchShape, Regime
-from adapterd.gpu_cache.engine.engine import Step
+from adapterd.gpu_cache.engine.step_context import Step
 
 ANY = LaunchShape(Regime.ROWS, 1, 1, 1, 1, 1)
 

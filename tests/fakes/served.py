@@ -111,6 +111,7 @@ class FakeServed:
             copied_bytes=3 * PAGE,
             evictions={cause: 4 if cause is Cause.ROOM else 0 for cause in Cause},
             steps_in_flight=1,
+            policy_faults=5,
             pinned_adapters=sum(r.pinned for r in self.rows),
         )
 

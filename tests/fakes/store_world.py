@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from adapterd.loader.errors import AdapterdError
 from adapterd.loader.identity import Ref
 from adapterd.loader.sources import Resolved
 from adapterd.loader.store import StoredVersion, VerifiedStore
@@ -58,3 +62,21 @@ class World:
     def fetched(self) -> list[str]:
         """The files that were asked for so far."""
         return [r.rsplit("/", 1)[1] for r in self.registry.requests if "/files/" in r]
+
+
+OTHER_REVISION = tiny_llama_spec(revision="8" * 40)
+
+
+def refusal(call: Callable[[], object]) -> AdapterdError:
+    with pytest.raises(AdapterdError) as caught:
+        call()
+    return caught.value
+
+
+def left(root: Path) -> list[str]:
+    """What lies in the store beside its locks."""
+    return sorted(p.name for p in root.iterdir() if p.name != ".locks")
+
+
+def current(world: World) -> SimVersion:
+    return world.registry.versions["acme", "finance"][1]

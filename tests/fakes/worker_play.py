@@ -28,7 +28,8 @@ class Unruly:
         return self._random.sample(waiting, self._random.randint(0 if idle else 1, len(waiting)))
 
     def choose(self, ready: Sequence[C], max_rows: int) -> Choice[C]:
-        picked = self._random.sample(ready, self._random.randint(1, len(ready)))
+        able = [each for each in ready if each.pending]
+        picked = self._random.sample(able, self._random.randint(1, len(able))) if able else []
         self.names = [each.id for each in picked]
         return Choice([(each, self._random.randint(1, min(each.pending, 9))) for each in picked])
 

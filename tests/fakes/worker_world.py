@@ -40,11 +40,14 @@ Part = tuple[WrittenPackage, float, float]
 
 
 class RecordingModel(FlatModel):
-    """Keeps what the last forward gave: (tokens of the sequence by then, logits behind them), in row order."""
+    """Keeps what the last forward gave: (tokens of the sequence by then, logits behind them), in row order. And the
+    token ids of all, as they were handed in."""
 
     last: tuple[tuple[int, Tensor], ...] = ()
+    ids: tuple[tuple[int, ...], ...] = ()
 
     def run(self, step: StepRows, launches: Hashable | None = None) -> Tensor:
+        self.ids = (*self.ids, tuple(step.ids))
         logits = super().run(step, launches).clone()
         rows = zip(step.sequences, logits.cpu(), strict=True)
         self.last = tuple((kv.length, row) for (_, kv), row in rows)

@@ -82,6 +82,8 @@ class Both:
             lease.release()
 
     def run(self, ids: list[list[int]], leases: list[Lease | None], *, graph: bool) -> Tensor:
+        for kv in self.kvs:
+            kv.reserve(1)
         plan: StepRows = self.world.flat.plan(list(zip(ids, self.kvs, strict=True)))
         entries = [(lease, 1) for lease in leases] + ([(None, plan.padding)] if plan.padding else [])
         with self.world.engine.step(entries) as step:  # type: ignore[arg-type]

@@ -22,6 +22,17 @@ def test_loads_are_counted_by_where_the_bytes_were() -> None:
         assert (first.copied_bytes, first.loads[Origin.HOST]) == (pages(5), 0)
 
 
+def test_who_finds_that_others_have_its_bytes_on_the_way_has_a_hit() -> None:
+    """Neither was in VRAM when it was acquired, and only one load is made."""
+    with World(vram=4) as world:
+        world.loader.publish("acme/a", 3)
+        leases = [world.acquire("acme/a") for _ in range(3)]
+        world.settle()
+        assert all(lease.ready for lease in leases)
+        found = world.cache.statistics()
+        assert (found.hits, found.misses, found.host_hits) == (2, 1, 0)
+
+
 def test_a_copy_of_the_counts_stays_as_it_is() -> None:
     with World() as world:
         world.loader.publish("acme/a", 3)
@@ -62,3 +73,16 @@ def test_a_lease_that_others_bring_the_bytes_for_lets_go_of_what_it_had_asked_fo
             world.settle()
             assert all(lease.ready for lease in leases)
             assert world.host_free == 8
+
+
+def test_what_is_in_vram_already_is_not_brought_again_with_the_rest() -> None:
+    with World(vram=5, keep_host=False) as world:
+        world.loader.publish("acme/a", 3), world.loader.publish("acme/b", 2)
+        world.ready("acme/a").release()
+        world.loader.calls.clear()
+        lease = world.ready([("acme/a", 1.0), ("acme/b", 1.0)])
+        assert [call for call in world.loader.calls if call.startswith("fill")] == ["fill acme/b"]
+        assert world.copied == 5
+        world.step(lease)
+        world.settle()
+        assert world.violations == []

@@ -32,9 +32,9 @@ class Clock:
 class Fixture:
     """A queue over a simulated device, a slab whose page i is filled with i, and a clock."""
 
-    def __init__(self, device: SimulatedDevice | DefectiveDevice) -> None:
+    def __init__(self, device: SimulatedDevice | DefectiveDevice, arena: int = ARENA) -> None:
         self.device, self.clock = device, Clock()
-        self.arena = device.allocate_arena(ARENA * PAGE)
+        self.arena = device.allocate_arena(arena * PAGE)
         self.slab = device.allocate_host(SLAB * PAGE)
         self.slab.copy_(torch.arange(SLAB, dtype=torch.uint8).repeat_interleave(PAGE))
         self.queue = CopyQueue(device, self.arena, PAGE, Condition(), self.clock)
@@ -125,6 +125,21 @@ def test_each_stream_gets_half_of_each_piece_as_one_batch_behind_the_whole_fence
         "copy-1": ["wait", "wait", "0>0x2", "4>8x2", "record"],
         "copy-2": ["wait", "wait", "2>4x2", "6>12x2", "record"],
     }
+
+
+def test_of_many_pages_the_first_go_ahead_so_that_the_link_is_busy_at_once() -> None:
+    f = Fixture(_Log(SimulatedDevice()), arena=64)
+    transfer = f.add(range(20), range(0, 40, 2))
+    f.queue.issue(None)
+    first, second = ([f"{i}>{2 * i}x1" for i in part] for part in (range(4), range(4, 8)))
+    third, fourth = ([f"{i}>{2 * i}x1" for i in part] for part in (range(8, 14), range(14, 20)))
+    assert log_of(f) == {
+        "copy-1": [" ".join(first), " ".join(third), "record"],
+        "copy-2": [" ".join(second), " ".join(fourth), "record"],
+    }
+    f.device.drain()
+    assert f.landed() == [transfer.entry]
+    assert [f.page(2 * i) for i in range(20)] == list(range(20))
 
 
 def test_a_page_is_scrubbed_in_the_stream_that_fills_it_and_before_it_does() -> None:

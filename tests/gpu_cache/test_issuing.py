@@ -7,14 +7,19 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
+from typing import ClassVar
 
+import pytest
 import torch
 
-from adapterd.gpu_cache import AdapterCache, CacheConfig
+from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
+from adapterd.gpu_cache.cache import ANSWERS_A_STEP, LOOK_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
 from adapterd.gpu_cache.device import Run, Stream
-from fakes.adapters import PAGE_BYTES, MemoryLoader, wrong_pages
+from adapterd.gpu_cache.host.host_cache import HostCache
+from adapterd.gpu_cache.slabs import DeviceSlab
+from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, wrong_pages
 from fakes.cache_world import World, host_over
-from fakes.devices import Barrier, HeldDevice
+from fakes.devices import Barrier, HeldDevice, SimulatedDevice
 
 
 def queued(world: World) -> int:
@@ -106,8 +111,8 @@ def test_while_one_thread_issues_the_others_go_on() -> None:
 
 def test_a_load_takes_as_many_calls_for_many_pages_as_for_few() -> None:
     """From acquire until it is ready, on the serving thread: what grows with pages is no Python function."""
-    calls = {pages: _calls_of_a_steady_load(pages) for pages in (8, 64)}
-    assert calls[8] == calls[64] > 0
+    calls = {pages: _calls_of_a_steady_load(pages) for pages in (24, 64)}
+    assert calls[24] == calls[64] > 0
 
 
 def _calls_of_a_steady_load(pages: int) -> int:
@@ -136,3 +141,97 @@ def _calls_of_a_steady_load(pages: int) -> int:
                 shelf.evict(next(iter(shelf.entries.values())))
             world.device.drain()
     return calls
+
+
+class _Counting(HostCache):
+    """Keeps how many answers it was asked to say."""
+
+    asked: ClassVar[list[int | None]] = []
+
+    def deliver(self, most: int | None = None) -> None:
+        self.asked.append(most)
+        super().deliver(most)
+
+
+def test_a_step_issues_so_many_pages_and_hears_one_answer_whatever_waits() -> None:
+    """What stands between two launches is bounded: all else is left to the next step."""
+    device, loader, pool = SimulatedDevice(), MemoryLoader(), ManualPool()
+    size = 16 * PAGE_BYTES
+    config = CacheConfig(vram_bytes=size, host_bytes=size, page_bytes=PAGE_BYTES, pages_per_step=2)
+    slab = DeviceSlab(device.allocate_host(size), PAGE_BYTES)
+    host = _Counting(slab, loader.base, loader=loader, pool=pool, answers=pool)
+    with AdapterCache(config, base=loader.base, host=host, device=device) as cache:
+        refs = [f"acme/{name}" for name in "abcd"]
+        for ref in refs:
+            loader.publish(ref, 3)
+        leases = [cache.acquire(ref, tenant="acme") for ref in refs]
+        ticket = cache.begin_step([])
+        pool.run_all()
+        for pages in (2, 4, 6, 8, 10, 12, 12):
+            host.asked.clear()
+            ticket.end()
+            assert device.copied_bytes == pages * PAGE_BYTES
+            assert host.asked == [ANSWERS_A_STEP]
+            ticket = cache.begin_step([])
+        ticket.end()
+        device.drain()
+        cache.pump()
+        assert all(lease.ready for lease in leases)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_a_step_hears_of_takes_its_room_in_the_next(room: bool) -> None:
+    """Or gives the host's memory back then, if there is none."""
+    with World(vram=4, host=8) as world:
+        version = world.loader.publish("acme/a", 3)
+        world.loader.publish("acme/b", 2)
+        held = world.ready("acme/b")
+        if room:
+            held.release()
+        lease = world.acquire("acme/a")
+        with world.cache._lock:
+            world.cache._stager.line_up(True)
+        world.pool.run_all()
+        assert lease.record.state is LeaseState.WAITING
+        with world.cache._lock:
+            world.cache._stager.line_up(False)
+        world.cache.begin_step([]).end()
+        assert lease.record.state is (LeaseState.COPYING if room else LeaseState.WAITING)
+        world.cache._host.forget(version.resolved.key)
+        assert world.host_free == (3 if room else 6), "who waits for VRAM holds no host memory"
+        held.release()
+        world.settle()
+        assert lease.ready
+
+
+def test_what_the_last_step_heard_of_is_placed_when_anybody_looks() -> None:
+    with World() as world:
+        world.loader.publish("acme/a", 3)
+        lease = world.acquire("acme/a")
+        world.cache._stager.line_up(True)
+        world.pool.run_all()
+        world.cache._stager.line_up(False)
+        world.pump()
+        assert lease.record.state is LeaseState.COPYING
+        assert world.copied == 3
+
+
+def test_one_of_those_who_wait_looks_often_and_none_while_steps_run() -> None:
+    with World() as world:
+        cache = world.cache
+        world.loader.publish("acme/a", 3)
+        lease = world.acquire("acme/a")
+        assert cache._patience() == WAIT_SECONDS
+        world.pool.run_all()
+        world.pump()
+        assert cache._patience() == LOOK_SECONDS
+        cache._looked_at = True
+        assert cache._patience() == WAIT_COPY_SECONDS
+        cache._looked_at = False
+        ticket = cache.begin_step([])
+        assert cache._patience() == WAIT_COPY_SECONDS
+        ticket.end()
+        assert cache._patience() == WAIT_COPY_SECONDS, "it has not executed"
+        world.settle()
+        assert lease.ready
+        assert cache._patience() == WAIT_SECONDS

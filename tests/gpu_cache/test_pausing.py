@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from itertools import product
 
 import pytest
 
-from adapterd.gpu_cache import Lease, LeaseState, TenantBudget
+from adapterd.gpu_cache import Lease, LeaseState, Resident, TenantBudget
+from adapterd.gpu_cache.host.interface import Origin
+from adapterd.gpu_cache.records import Entry
 from adapterd.gpu_cache.revocation import Revocation
 from adapterd.loader.errors import AdapterdError, Code
 from fakes.adapters import make_base
 from fakes.cache_world import World
+from fakes.late_host import LateHost
 
 WISH = [("acme/a", 0.5), ("acme/b", -1.0)]
 
@@ -122,6 +126,67 @@ def test_a_resume_that_comes_at_once_is_served(jobs: int) -> None:
         world.step(lease)
         world.settle()
         assert world.violations == []
+
+
+def test_a_paused_lease_keeps_nothing_of_its_versions_alive() -> None:
+    """A worker may have thousands of them, and each version's books are as large as its manifest."""
+    with World(vram=2) as world:
+        version = world.loader.publish("acme/kept-by-nobody", 2)
+        lease = world.ready("acme/kept-by-nobody")
+        lease.pause()
+        world.cache.evict("acme/kept-by-nobody", tenant="acme")
+        gc.collect()
+        books = [each for each in gc.get_objects() if type(each) in {Entry, Resident}]
+        assert [each for each in books if each.key.digest == version.digest] == []
+        assert resumed(world, lease).ready
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_lease_waited_for_before_its_pause_is_counted_once_and_where_it_was_found(jobs: int) -> None:
+    with World() as world:
+        world.loader.publish("acme/a", 2)
+        lease = world.acquire("acme/a")
+        for _ in range(jobs):
+            world.pool.run_one()
+        lease.pause()
+        assert resumed(world, lease).ready
+        found = world.cache.statistics()
+        assert (found.hits, sum(found.origins.values())) == (0, 1)
+
+
+def test_a_lease_that_had_waited_for_room_alone_begins_again_with_its_bytes() -> None:
+    """It holds no host memory while it waits for room; after its pause it is a lease like any other."""
+    with World(vram=2, host=4, keep_host=False) as world:
+        world.loader.publish("acme/a", 2), world.loader.publish("acme/b", 2)
+        held, lease = world.ready("acme/a"), world.acquire("acme/b")
+        world.settle()
+        lease.pause()
+        held.release()
+        world.loader.calls.clear()
+        assert resumed(world, lease).ready
+        found = world.cache.statistics()
+        assert (found.hits, found.loads[Origin.DISK]) == (0, 1)
+        world.step(lease)
+        world.settle()
+        assert world.violations == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_look_up_that_comes_after_the_pause_changes_nothing(known: bool) -> None:
+    """The host gave its answer just before it was told that nobody waits for it."""
+    with World(host_kind=LateHost) as world:
+        assert isinstance(world.host, LateHost)
+        if known:
+            world.loader.publish("acme/a")
+        lease = world.acquire("acme/a")
+        world.host.late = True
+        world.pool.run_all()
+        lease.pause()
+        assert world.host.arrive() == 1
+        assert (lease.paused, lease.problem) == (True, None)
+        world.host.late = False
+        new = world.loader.publish("acme/a")
+        assert resumed(world, lease).composition[0][0].key.digest == new.digest
 
 
 def test_paused_before_it_was_resolved_it_resolves_when_it_is_resumed() -> None:

@@ -101,6 +101,19 @@ def test_a_prefetch_pushes_out_nothing_that_was_used() -> None:
         assert world.cache.statistics().evictions[Cause.ROOM] == 1
 
 
+def test_what_was_used_stays_so_whoever_prefetches_it() -> None:
+    with World(vram=4) as world:
+        published(world, 4, "acme/a", "acme/b")
+        world.ready("acme/a").release()
+        again = world.cache.prefetch("acme/a", tenant="acme")
+        world.settle()
+        assert again.ready
+        other = world.cache.prefetch("acme/b", tenant="acme")
+        world.settle()
+        assert code_of(other) is Code.BUDGET_EXCEEDED
+        assert resident(world) == {"a"}
+
+
 def test_a_prefetch_takes_nothing_from_another_tenants_prefetches() -> None:
     with World(vram=2) as world:
         published(world, 2, "acme/a", "blue/b")

@@ -179,6 +179,25 @@ class BudgetMachine(RuleBasedStateMachine):
             self.held[chosen].append(want)
 
     @precondition(lambda self: self.held)
+    @rule(data=st.data(), want=WANTS)
+    def hold(self, data: st.DataObject, want: Want) -> None:
+        chosen, adapters = data.draw(st.sampled_from(list(self.held))), Want(adapters=want.adapters)
+        asked = self.budget.ask(adapters)
+        held = self.budget.hold(chosen, want.adapters)
+        assert held == isinstance(asked, Fits)
+        if held:
+            self.held[chosen].append(adapters)
+
+    @rule(want=WANTS)
+    def short(self, want: Want) -> None:
+        """Of one thing alone: must wait for it. Of both: for at least one."""
+        for part in (Want(kv_blocks=want.kv_blocks), Want(rows=want.rows)):
+            said = self.budget.short(kv_blocks=part.kv_blocks, rows=part.rows)
+            assert said == isinstance(self.budget.ask(part), MustWait)
+        if self.budget.short(kv_blocks=want.kv_blocks, rows=want.rows):
+            assert not isinstance(self.budget.ask(want), Fits)
+
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(list(self.held)))

@@ -121,3 +121,68 @@ def test_a_place_where_none_can_be_kept_is_no_failure(world: World) -> None:
     kept(first).unlink()
     kept(first).mkdir()
     assert load(world) == replace(first, source="disk")
+
+
+# --- in memory
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
+def test_a_store_reads_a_versions_structure_once(world: World, key: StoreKey | None) -> None:
+    store = world.store(store_key=key)
+    first = world.ensure(store=store)
+    spoil_config(first)
+    kept(first).unlink(missing_ok=True)
+    again = world.ensure(store=store)
+    assert again == replace(first, source="disk")
+    assert again.manifest is first.manifest
+
+
+def test_what_one_store_knows_another_does_not(world: World) -> None:
+    first = world.ensure(store=world.store())
+    spoil_config(first)
+    assert world.ensure(store=world.store()).source == "downloaded"
+
+
+def test_what_is_known_in_memory_is_known_of_this_version_alone(world: World) -> None:
+    world.publish(
+        "globex/finance", 2, package={"modules": EVERY_LINEAR, "rank": 16, "files": {"README.md": b"# two\n"}}
+    )
+    store = world.store()
+    mine, old, theirs = (world.ensure(text, store) for text in ("acme/finance", "acme/finance:old", "globex/finance"))
+    assert mine.manifest != old.manifest
+    assert mine.manifest == theirs.manifest
+    assert mine.manifest is not theirs.manifest
+    spoil_config(theirs)
+    assert world.ensure("globex/finance", store).manifest is theirs.manifest
+    assert world.ensure(store=store).manifest is mine.manifest
+
+
+def test_trust_is_asked_of_what_is_in_memory(world: World) -> None:
+    store = world.store()
+    world.ensure(store=store)
+    world.trust.revoke_key(world.key.public.key_id)
+    with pytest.raises(Untrusted) as refused:
+        world.ensure(store=store)
+    assert refused.value.code is Code.KEY_REVOKED
+
+
+def test_files_are_looked_at_whatever_is_in_memory(world: World) -> None:
+    """One too many, one too few, one of another size: the copy is replaced."""
+    store = world.store()
+    folder = world.ensure(store=store).directory
+    (folder / "more.txt").write_bytes(b"more")
+    assert world.ensure(store=store).source == "downloaded"
+    (folder / "README.md").unlink()
+    assert world.ensure(store=store).source == "downloaded"
+    os.truncate(folder / CONFIG_FILE, 3)
+    assert world.ensure(store=store).source == "downloaded"
+
+
+def test_a_doubted_copy_and_a_recheck_read_anew_whatever_is_in_memory(world: World) -> None:
+    store = world.store()
+    first = world.ensure(store=store)
+    spoil_config(first)
+    store.doubt(first.key)
+    assert world.ensure(store=store).source == "downloaded"
+    spoil_config(first)
+    assert world.ensure(store=store, recheck=True).source == "downloaded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import threading
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code, Refused, Untrusted
+from adapterd.loader.formats.files import DescriptorReader
 from adapterd.loader.formats.safetensors_header import read_header
 from adapterd.loader.identity import BasePin, FileEntry
 from adapterd.loader.image import PackedImage
@@ -23,7 +25,7 @@ from adapterd.loader.layout import Dtype, plan_layout
 from adapterd.loader.limits import DEFAULT_LIMITS
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
 from adapterd.loader.pack import NUMPY_DTYPE, pack
-from adapterd.loader.placing import placings
+from adapterd.loader.placing import MOST_TURNED, placings
 from adapterd.loader.trust.admission import CHUNK_BYTES
 from fakes.packages import safetensors_bytes, tensors_of
 from fakes.readers import BytesReader
@@ -243,3 +245,114 @@ def test_chunks_are_read_beside_each_other_and_one_a_thread_is_in_memory() -> No
     pack(manifest, layout, reader, chunks_of(data), memoryview(bytearray(layout.nbytes)), threads=2)
     assert reader.most == 2
     assert max(length for _, length in reader.reads) <= CHUNK_BYTES
+
+
+# --- bytes that land where they stay
+
+
+@given(
+    st.sampled_from(["F32", "F16", "BF16"]),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 300), st.integers(1, 1200)), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_what_lands_and_is_turned_is_what_put_makes(
+    dtype: Dtype, shapes: list[tuple[int, int, int]], threads: int
+) -> None:
+    """Blocks of all sizes, several of one tensor and the last one shorter."""
+    manifest, data = build(random_factors(dtype, *shapes))
+    layout = plan_layout(manifest, dtype, 1 << 18)
+    landed, put = bytearray(b"\xff" * layout.nbytes), bytearray(b"\xff" * layout.nbytes)
+    pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(landed), threads=threads)
+    for placing in placings(manifest, layout, PackedImage(layout, memoryview(put))):
+        assert placing.lands
+        placing.put(
+            0, np.frombuffer(data, placing.bits, placing.tensor.nbytes // layout_item(dtype), placing.tensor.begin)
+        )
+    assert landed == put
+
+
+def layout_item(dtype: Dtype) -> int:
+    return NUMPY_DTYPE[dtype].itemsize
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_that_land_across_two_chunks_from_an_odd_place(threads: int) -> None:
+    shapes = ((7, 99_999, 140_001), (40, 20_000, 25_001), (3, 300_001, 340_005))
+    manifest, data, factors = odd_file(*shapes, dtypes=("F32",) * 3)
+    crossing = [t for m in manifest.modules for t in (m.a, m.b) if t.begin // CHUNK_BYTES < (t.end - 1) // CHUNK_BYTES]
+    assert len(crossing) >= 3 and any(t.shape[0] > t.shape[1] for t in crossing)
+    layout = plan_layout(manifest, "F32", 1 << 21)
+    out = bytearray(b"\xff" * layout.nbytes)
+    pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(out), threads=threads)
+    for name, (a, b) in unpack(manifest, "F32", out, 1 << 21).items():
+        np.testing.assert_array_equal(a, factors[name][0])
+        np.testing.assert_array_equal(b, factors[name][1])
+
+
+def test_a_matrix_too_large_to_be_turned_in_place_is_placed_from_beside() -> None:
+    factors = random_factors("BF16", (40, 100, MOST_TURNED // 80 + 1), (40, 100, MOST_TURNED // 80))
+    manifest, data = build(factors)
+    layout = plan_layout(manifest, "BF16", 1 << 22)
+    out = bytearray(b"\xff" * layout.nbytes)
+    kinds = placings(manifest, layout, PackedImage(layout, memoryview(out)))
+    assert sorted(p.lands for p in kinds) == [False, True, True, True]
+    pack(manifest, layout, BytesReader(data), chunks_of(data), memoryview(out))
+    for name, (a, b) in unpack(manifest, "BF16", out, 1 << 22).items():
+        np.testing.assert_array_equal(a, factors[name][0])
+        np.testing.assert_array_equal(b, factors[name][1])
+
+
+class Late(BytesReader):
+    """Its last chunk comes only after another one was asked for."""
+
+    def __init__(self, data: bytes, arrived: threading.Event) -> None:
+        super().__init__(data)
+        self._arrived = arrived
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset + length == self.size:
+            assert self._arrived.wait(60)
+        else:
+            self._arrived.set()
+        return super().read_at(offset, length)
+
+
+def test_who_waits_for_a_chunk_that_does_not_hold_is_let_go() -> None:
+    """B lies in both chunks: its task is begun while the second one is still on its way."""
+    manifest, data = build(random_factors("F32", (16, 20_000, 60_000)))
+    assert len(chunks_of(data)) == 2
+    tampered = data[:-1] + bytes([data[-1] ^ 1])
+    layout = plan_layout(manifest, "F32", 1 << 22)
+    out = bytearray(layout.nbytes)
+    reader = Late(tampered, threading.Event())
+    with pytest.raises(Untrusted, match="chunk 1"):
+        pack(manifest, layout, reader, chunks_of(data), memoryview(out), threads=3)
+
+
+# --- bounded work, on a real file
+
+
+def system_calls() -> tuple[int, int]:
+    """Reads that this process asked the system for so far, and their bytes."""
+    found = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(found["syscr"]), int(found["rchar"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count")
+@pytest.mark.parametrize("packed", ["BF16", "F32"])
+def test_a_file_is_read_once_and_in_one_call_a_chunk(tmp_path: Path, packed: Dtype) -> None:
+    """Whether its tensors land (BF16) or are widened on their way (F32); counting reads costs reads."""
+    manifest, data = build(random_factors("BF16", *((16, 4096, 4096),) * 24, (16, 4096, 14336)))
+    path = tmp_path / "weights"
+    path.write_bytes(data)
+    layout = plan_layout(manifest, packed)
+    out = memoryview(bytearray(layout.nbytes))
+    reader = DescriptorReader(os.open(path, os.O_RDONLY), "weights")
+    try:
+        begin, middle = system_calls(), system_calls()
+        pack(manifest, layout, reader, chunks_of(data), out, threads=2)
+        calls, nbytes = (b - a for a, b in zip(middle, system_calls(), strict=True))
+    finally:
+        reader.close()
+    assert calls - (middle[0] - begin[0]) == len(chunks_of(data)) == 2
+    assert nbytes - (middle[1] - begin[1]) == pytest.approx(len(data), abs=64)

@@ -178,6 +178,25 @@ def test_a_broken_neighbour_does_not_hide_a_digest(root: Path, world: World) -> 
     assert FolderSource(root).resolve(ref, "acme").version_number == 1
 
 
+def test_a_folder_says_what_lies_there_now_whatever_it_said_before(root: Path, world: World) -> None:
+    source, ref = FolderSource(root), Ref.parse("acme/finance:prod")
+    pinned = replace(Ref.parse("acme/finance"), digest=world.second.digest)
+    for _ in range(2):
+        assert source.resolve(ref, "acme").version_digest == world.first.digest
+        assert source.resolve(pinned, "acme").version_number == 2
+    first = root / "acme" / "finance" / "1.admission.dsse.json"
+    second = first.with_name("2.admission.dsse.json")
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)
+    assert source.resolve(ref, "acme").version_digest == world.second.digest
+    assert source.resolve(pinned, "acme").version_number == 1
+    first.write_bytes(b"{")
+    second.unlink()
+    assert refusal(lambda: source.resolve(ref, "acme")).code is Code.STATEMENT_INVALID
+    assert refusal(lambda: source.resolve(pinned, "acme")).code is Code.NOT_FOUND
+
+
 @pytest.mark.parametrize("text", ["[]", '{"prod": "1"}', '{"prod": true}', '{"prod": 0}', "{", '{"a": 1, "a": 2}'])
 def test_an_alias_file_that_is_none(root: Path, text: str) -> None:
     (root / "acme" / "finance" / "aliases.json").write_text(text)

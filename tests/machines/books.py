@@ -34,7 +34,9 @@ class Books:
     @property
     def lost(self) -> set[int]:
         """Pages that the device refused to fill or to zero: they are never used again."""
-        return {page for e in self._roomed if e.dead and e.resident and not e.copied for page in e.resident.pages}
+        found = self._cache._stager.entries
+        gone = [e for e in self._roomed if found.get(e.key) is not e and not e.copied]
+        return {page for e in gone if e.resident is not None for page in e.resident.pages}
 
     @property
     def lost_pages(self) -> int:
@@ -74,16 +76,17 @@ class Books:
         budget, pool = self._vram.budget, self._vram._pool
         owned = [page for resident in self.residents for page in resident.pages]
         assert len(set(owned)) == len(owned), "a page has two owners"
-        assert set(owned) == pool._used, "a page is used by nobody, or not known to be used"
+        used = {page for pages, *_ in pool._used.values() for page in pages}
+        assert set(owned) == used, "a page is used by nobody, or not known to be used"
         assert pool.free + len(owned) == pool.count == budget.total, "pages are lost, or counted twice"
         held: Counter[str] = Counter()
         for entry in self._roomed:
             held[entry.key.tenant] += entry.pages
             assert entry.claimed
-        assert +held == +budget.used, "a budget is not the sum of what its tenant holds"
+        assert +held == Counter(budget.used), "a budget is not the sum of what its tenant holds"
         for tenant in budget.used:
             assert budget.used[tenant] <= budget.maximum(tenant)
-        owed = sum(max(0, share - budget.used[t]) for t, share in budget._guaranteed.items())
+        owed = sum(max(0, share - budget.used.get(t, 0)) for t, share in budget._guaranteed.items())
         assert budget.free >= owed, "a guaranteed share could not be had"
 
     def _check_pins(self) -> None:

@@ -31,10 +31,10 @@ class Equivalent:
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
-        "gpu_cache/records.py",
-        "Entry.tidy",
+        "gpu_cache/cache.py",
+        "AdapterCache.end_step",
         "true",
-        "self.dead",
+        "entry.dead",
         "only spares a call of Shelf.tidy, which looks at everything itself",
     ),
     Equivalent(
@@ -107,6 +107,23 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "entry.cold = None",
         "an entry that leaves VRAM is forgotten, unless a lease on it is being verified again just then",
     ),
+    *(
+        Equivalent(
+            "gpu_cache/vram_tier.py",
+            "VramTier.dead",
+            operator,
+            "entry.dead",
+            "who is not dead is on the shelf, too, and would be buried twice; it keeps the list short",
+        )
+        for operator in ("always", "true")
+    ),
+    Equivalent(
+        "gpu_cache/placement.py",
+        "Placement._settle",
+        "always",
+        "e.resident is not None",
+        "what was copied is resident; it is for the type",
+    ),
     Equivalent(
         "gpu_cache/claims.py",
         "Claims._verified",
@@ -141,13 +158,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "always",
         "e.facts is not None",
         "the list holds only entries whose facts are known; it is for the type",
-    ),
-    Equivalent(
-        "gpu_cache/host/host_cache.py",
-        "HostCache._known",
-        "without part 2",
-        'ref.digest or ""',
-        "a pinned REF has a digest; the last part is for the type only",
     ),
     Equivalent(
         "gpu_cache/host/tier.py",

@@ -45,9 +45,9 @@ class Form:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """One live layer: its form, and where the cells of its slices begin."""
+    """One live layer: its form, and where the cells of its slices begin. Known by identity."""
 
     form: Form
     a: Tensor

@@ -9,6 +9,11 @@ sees their alignment and reads 16 bytes at a time.
 
 Sums over K are split in `SPLIT` parts of fixed bounds, each in a plane of its own: no atomics, so the same bits
 from run to run. What stands in lanes without a rank row is nobody's: `expand` lets none of it through.
+
+With programmatic dependent launch a program starts while the kernel before it in the stream ends, whatever that is,
+and waits before it reads anything: what is saved is the launch. `expand` may start when all have waited. (Reading lists
+or A ahead of the wait, or letting `expand` start ahead of it, was slower on one H200 where rows are worked on one by
+one.)
 """
 
 # Triton's own types are not Python's:
@@ -46,6 +51,7 @@ def shrink_rows(
     Grid: (items, SPLIT · slices). `ROWS` lanes a block, `BLOCKS` blocks a slice in a plane, `WIDTH` lanes a row.
     """
     if PDL:
+        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     item = items + tl.program_id(0) * 8
     row = tl.load(item)
@@ -94,6 +100,7 @@ def shrink_tiles(
     Grid: (tiles, SPLIT, chunks of lanes). x is read once for the lanes of a program, whatever slice they are of.
     """
     if PDL:
+        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     tile = tiles + tl.program_id(0) * 8
     begin = tl.load(tile)

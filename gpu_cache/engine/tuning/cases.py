@@ -16,7 +16,8 @@ import torch
 from adapterd.gpu_cache.engine.device_plan import LaunchShape, Regime, list_length
 from adapterd.gpu_cache.engine.kernels.configs import Configs, Key, RowsConfig, Rule, TilesConfig, regime_of, tile_rows
 from adapterd.gpu_cache.engine.kernels.forms import Form
-from adapterd.gpu_cache.engine.kernels.launch import Launch, Launcher, key_of
+from adapterd.gpu_cache.engine.kernels.grids import Launch, key_of
+from adapterd.gpu_cache.engine.kernels.launch import Launcher
 from adapterd.gpu_cache.engine.tuning.workloads import ITEM_BYTES, LEAST_PREFILL, Widths, Workload
 from adapterd.gpu_cache.table_shape import MAX_RANK, Matrix, TableShape
 
@@ -49,7 +50,7 @@ class Case:
         return LaunchShape(self.regime, rows, self.tile_rows, rows, list_length(items, rows), blocks)
 
     def _blocks_of(self, rank: int) -> int:
-        return -(-rank // self.form.rows)
+        return self.workload.adapters * -(-rank // self.form.rows)
 
     @property
     def tile_rows(self) -> int:

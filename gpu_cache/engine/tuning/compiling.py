@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterd.gpu_cache.engine.device_plan import Regime
-from adapterd.gpu_cache.engine.kernels.launch import Launch
+from adapterd.gpu_cache.engine.kernels.grids import Launch
 
 MOST_PROCESSES = 32
 

@@ -31,6 +31,11 @@ def _event() -> torch.cuda.Event:
 
 def graph_us(work: Callable[[], object], repeats: int = 21) -> float:
     """µs of one replay of all that `work` launches. `work` has run once before, so that nothing is compiled."""
+    return events(captured(work).replay, repeats)
+
+
+def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of all that `work` launches, replayed twice."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -38,7 +43,19 @@ def graph_us(work: Callable[[], object], repeats: int = 21) -> float:
     graph.replay()
     graph.replay()
     torch.cuda.synchronize()
-    return events(graph.replay, repeats)
+    return graph
+
+
+def replayed_in_turn(graphs: Sequence[torch.cuda.CUDAGraph], repeats: int) -> list[list[float]]:
+    """µs of each replay, a list for each graph: what is at one place of the lists was replayed one after the other."""
+    pairs = [[(_event(), _event()) for _ in range(repeats)] for _ in graphs]
+    for turn in range(repeats):
+        for graph, times in zip(graphs, pairs, strict=True):
+            times[turn][0].record()
+            graph.replay()
+            times[turn][1].record()
+    torch.cuda.synchronize()
+    return [[1e3 * begin.elapsed_time(end) for begin, end in times] for times in pairs]
 
 
 def copy_rate(device: torch.device, nbytes: int = COPIED) -> float:

@@ -42,19 +42,21 @@ LLAMA_8B = (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`rank` 0 is `MIXED`."""
+    """`rank` 0 is `MIXED`. `adapters`: of a row's composition, each of them of that rank."""
 
     linear: Widths
     rows: int
     owners: Owners
     rank: int
+    adapters: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.linear.name} T{self.rows} {self.owners} r{self.rank or 'mixed'}"
+        times = f"{self.adapters}×" if self.adapters > 1 else ""
+        return f"{self.linear.name} T{self.rows} {self.owners} {times}r{self.rank or 'mixed'}"
 
     def rows_of(self) -> list[int]:
-        """The adapter of each row, the same whenever it is asked."""
+        """The adapter of each row, or its composition; the same whenever it is asked."""
         draw = random.Random(self.name)  # noqa: S311 - a workload, no secret
         if self.owners == "distinct":
             return draw.sample(range(self.rows), self.rows)
@@ -68,6 +70,7 @@ class Workload:
         return [known[adapter] for adapter in drawn]
 
     def rank_of(self, adapter: int) -> int:
+        """Of each adapter, where it is a composition."""
         return self.rank or MIXED[adapter % len(MIXED)]
 
     @property
@@ -77,7 +80,7 @@ class Workload:
     def nbytes(self) -> int:
         """The fewest of one layer: x, A and B of each adapter once, y read and written."""
         k, n = self.linear.in_features, self.linear.out_features
-        ranks = sum(self.rank_of(adapter) for adapter in set(self.rows_of()))
+        ranks = self.adapters * sum(self.rank_of(adapter) for adapter in set(self.rows_of()))
         return ITEM_BYTES * (self.rows * k + ranks * (k * len(self.linear.parts) + n) + 2 * self.rows * n)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ PAGE = 1 << 20
 ENOUGH = 256 << 20
 """Bytes of all layers together: several times the L2."""
 SCALING = 0.5
+WEIGHTS = (1.0, 0.75, -0.5, 0.25)
+"""Of a composition's adapters, in turn."""
 
 
 class Layer(nn.Module):
@@ -135,10 +138,12 @@ class World:
             for _ in range(self.sets)
         )
         base = BaseSpec.from_module(table, id="bench/linear", revision="f" * 40)
-        self.cache = Residents(base, [workload.rank_of(adapter) for adapter in range(max(owners) + 1)], device)
+        ranks = [workload.rank_of(owner) for owner in range(max(owners) + 1) for _ in range(workload.adapters)]
+        self.cache = Residents(base, ranks, device)
         self.model = Model(nn.ModuleDict({"p": Layer(widths, workload.rows, device)}) for _ in range(self.sets))
         self.stacked = {"p": names}
-        self.rows = _runs([self.cache.leases[owner] for owner in owners])
+        leases = _composed(self.cache.leases, workload.adapters)
+        self.rows = _runs([leases[owner] for owner in owners])
 
     def engine(self, **options: Any) -> LoRAEngine[Lease]:
         return LoRAEngine(self.model, self.cache, self.stacked, **options)
@@ -153,6 +158,13 @@ class World:
     def zero(self) -> None:
         for layer in self.model.layers():
             layer.y.zero_()
+
+
+def _composed(leases: Sequence[Lease], size: int) -> list[Lease]:
+    """Every `size` of them as one composition, with `WEIGHTS`."""
+    residents = [lease.composition[0][0] for lease in leases]
+    every = [residents[begin : begin + size] for begin in range(0, len(residents), size)]
+    return [Lease(tuple(zip(some, cycle(WEIGHTS), strict=False))) for some in every]
 
 
 def _runs(leases: Sequence[Lease]) -> list[tuple[Lease, int]]:

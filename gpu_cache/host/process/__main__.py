@@ -26,6 +26,7 @@ from adapterd.gpu_cache.host.process.sockets import Listener
 from adapterd.gpu_cache.host.process.trust_watch import TrustWatch
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.errors import AdapterdError, Code, error
+from adapterd.loader.parallel import Helpers, default_threads
 from adapterd.loader.scratch import scratch_folder, shared_folder
 from adapterd.loader.store import VerifiedStore
 from adapterd.loader.store_key import StoreKey
@@ -123,12 +124,15 @@ def _settings(source: str) -> LoaderSettings:
 
 def _store(settings: LoaderSettings, watch: TrustWatch, cleanup: ExitStack) -> VerifiedStore:
     root = _store_folder(settings, cleanup)
+    helpers = Helpers(default_threads() - 1)
+    cleanup.callback(helpers.close, settings.close_seconds)
     return VerifiedStore(
         root,
         watch.store,
         settings.limits,
         max_bytes=settings.store_bytes,
         store_key=None if settings.store_key is None else StoreKey.load(settings.store_key, outside=root),
+        helpers=helpers,
     )
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapterd.gpu_cache.host.interface import Facts, Failure, HostUsage, Image, Progress, Settle, Slab
+from adapterd.gpu_cache.host.interface import AtHand, Facts, Failure, HostUsage, Image, Progress, Settle, Slab
 from adapterd.gpu_cache.host.loading import Dtypes
 from adapterd.gpu_cache.host.process.backoff import Backoff
 from adapterd.gpu_cache.host.process.books import Books, Pending
 from adapterd.gpu_cache.host.process.conversations import CLOSED, Conversations, Terms, fail
 from adapterd.gpu_cache.host.process.hearing import Hearing, settle
+from adapterd.gpu_cache.host.process.inbox import Inbox
 from adapterd.gpu_cache.host.process.messages import Fetch, Forget, Release, Request, Resolve, Verify
 from adapterd.gpu_cache.host.process.reaching import Reach, Waiting
 from adapterd.gpu_cache.host.process.silence import Silence
@@ -73,11 +74,13 @@ class HostClient:
         self._terms, self._clock = Terms(base, dtype, page_bytes, source, trust, sharding), clock
         self._books, self._waiting = Books(), Waiting(clock)
         self._hearing = Hearing(self._books, backoff.worked)
+        self._inbox = Inbox(self._hearing.take, self._waiting.wake, clock)
         self._reach = Reach(path, starter, shared=shared, waiting=self._waiting)
         self._conversations = Conversations(
             self._terms,
             books=self._books,
             hearing=self._hearing,
+            inbox=self._inbox,
             reach=self._reach,
             waiting=self._waiting,
             backoff=backoff,
@@ -118,8 +121,12 @@ class HostClient:
     ) -> int:
         return self._ask(Fetch(self._books.next(), tenant, tuple(wanted), priority), settle)
 
-    def deliver(self) -> None:
-        """All answers come in the thread that reads them."""
+    def at_hand(self, wanted: Sequence[Ref] | Sequence[Resolved], tenant: str) -> AtHand | None:
+        """Only the loader can hold anything, and it has to be asked."""
+        return None
+
+    def deliver(self, most: int | None = None) -> None:
+        self._inbox.deliver(most)
 
     def release(self, request: int) -> None:
         if self._books.released(request, self.slab):

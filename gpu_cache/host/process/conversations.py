@@ -18,13 +18,13 @@ from adapterd.gpu_cache.host.interface import Failure
 from adapterd.gpu_cache.host.loading import Dtypes
 from adapterd.gpu_cache.host.process.backoff import Backoff
 from adapterd.gpu_cache.host.process.books import Books, Pending
-from adapterd.gpu_cache.host.process.frames import Garbled
+from adapterd.gpu_cache.host.process.frames import Frame, Garbled
 from adapterd.gpu_cache.host.process.hearing import Hearing, settle
+from adapterd.gpu_cache.host.process.inbox import Inbox
 from adapterd.gpu_cache.host.process.link import Link, table_of
 from adapterd.gpu_cache.host.process.messages import (
     PROTOCOL,
     Fetch,
-    FromLoader,
     FromWorker,
     Hello,
     Ping,
@@ -81,13 +81,14 @@ class Conversations:
         *,
         books: Books,
         hearing: Hearing,
+        inbox: Inbox,
         reach: Reach,
         waiting: Waiting,
         backoff: Backoff,
         silence: Silence,
         clock: Callable[[], float],
     ) -> None:
-        self._terms, self._books, self._hearing = terms, books, hearing
+        self._terms, self._books, self._hearing, self._inbox = terms, books, hearing, inbox
         self._reach, self._waiting = reach, waiting
         self._backoff, self._silence, self._clock = backoff, silence, clock
         self._outgoing = deque[FromWorker | BaseSpec]()
@@ -134,6 +135,7 @@ class Conversations:
         self._backoff.connected()
         self._silence.heard()
         self._outgoing.clear()
+        self._inbox.clear()
         self._hearing.begin(link.slab)
         self.down = ()
         self.opened.set()
@@ -155,13 +157,14 @@ class Conversations:
         for request in waiting:
             link.send(request)
         again = {request.request for request in waiting}  # what came while we connected is queued, too
-        for message in link.early():
-            self._hearing.take(message)
+        for frame in link.early():
+            self._inbox.put(frame)
         while True:
+            self._inbox.read()
             self._say(link, again)
             link.flush()
-            for message in self._heard(link):
-                self._hearing.take(message)
+            for frame in self._heard(link):
+                self._inbox.put(frame)
 
     def _say(self, link: Link, again: set[int]) -> None:
         """Takes what is queued. A change of trust goes before whatever was asked after it."""
@@ -175,15 +178,15 @@ class Conversations:
             else:
                 link.send(Rebase(table_of(message)) if isinstance(message, BaseSpec) else message)
 
-    def _heard(self, link: Link) -> Iterable[FromLoader]:
-        """What the loader says next, or nothing: there is something to say. Raises Closing, Silent."""
+    def _heard(self, link: Link) -> Iterable[Frame]:
+        """What the loader says next, or nothing: there is something else to do. Raises Closing, Silent."""
         wanted = select.POLLIN | (select.POLLOUT if link.wants_to_send else 0)
-        left = self._silence.left(self._books.owed)
-        ready = self._waiting.poll(link.fileno(), wanted, left)
+        left, here = self._silence.left(self._books.owed), self._inbox.left()
+        ready = self._waiting.poll(link.fileno(), wanted, left if here is None else here)
         if ready & ~select.POLLOUT:
             self._silence.heard()
             return link.receive()
-        if left == 0:  # looked at before the poll: this process may have been stopped itself
+        if left == 0 and here is None:  # looked at before the poll: this process may have been stopped itself
             if not self._silence.ask():
                 raise Silent("it owes answers and gives no sign of life")
             link.send(Ping())

@@ -13,11 +13,10 @@ from typing import TypeVar
 from adapterd.gpu_cache.host.interface import Facts, Failure, HostUsage, Image, Progress
 from adapterd.gpu_cache.host.process.books import Books, Pending
 from adapterd.gpu_cache.host.process.facts import facts_from_bytes, loading_from_bytes, usage_from_bytes
-from adapterd.gpu_cache.host.process.frames import Garbled
+from adapterd.gpu_cache.host.process.frames import Frame, Garbled
 from adapterd.gpu_cache.host.process.messages import (
     Failed,
     Fetched,
-    FromLoader,
     Known,
     Loading,
     Packed,
@@ -29,6 +28,7 @@ from adapterd.gpu_cache.host.process.messages import (
     Verified,
     WantTable,
     Welcome,
+    from_loader,
 )
 from adapterd.gpu_cache.host.process.page_runs import RUN_BYTES, pages_of
 from adapterd.gpu_cache.host.process.slab import SharedSlab
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Hearing:
-    """`begin` and `take` are for the thread that reads; the rest is for any.
+    """`begin` and `take` are for one thread at a time; the rest is for any.
 
     Args:
         books: of what was asked.
@@ -66,8 +66,9 @@ class Hearing:
         self.pushes += self.slab is not None
         self.slab, self._usage, self._loading = slab, HostUsage({}, len(slab.memory), {}), {}
 
-    def take(self, message: FromLoader) -> None:
-        """Raises Garbled; AdapterdError if the loader refuses this worker."""
+    def take(self, frame: Frame) -> bool:
+        """Whether it was an answer. Raises Garbled; AdapterdError if the loader refuses this worker."""
+        message = from_loader(frame)
         match message:
             case Known(number, drop, body):
                 for dropped in drop:
@@ -93,6 +94,7 @@ class Hearing:
                 raise error_from(_failure(problems).problems)
             case Welcome() | WantTable():
                 raise Garbled(f"{type(message).__name__} in the middle of a conversation")
+        return isinstance(message, ResolvedAll | Verified | Fetched | Failed)
 
     def usage(self) -> HostUsage:
         """As of the loader's last word."""

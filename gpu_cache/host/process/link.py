@@ -80,11 +80,11 @@ class Link:
             if not self._unsent[0]:
                 self._unsent.popleft()
 
-    def early(self) -> Iterator[FromLoader]:
+    def early(self) -> Sequence[Frame]:
         """What came right behind the welcome; to be taken first, once."""
-        return map(from_loader, self._early)
+        return self._early
 
-    def receive(self) -> Iterator[FromLoader]:
+    def receive(self) -> Iterator[Frame]:
         """What is there. Raises EOFError, Garbled or OSError: the link is of no use any more."""
         try:
             data = self._peer.recv(RECEIVE_BYTES)
@@ -92,8 +92,7 @@ class Link:
             return
         if not data:
             raise EOFError("the loader has gone")
-        for frame in self._reader.feed(data):
-            yield from_loader(frame)
+        yield from self._reader.feed(data)
 
     def close(self) -> None:
         self._peer.close()

@@ -96,6 +96,7 @@ def test_a_window_hides_what_is_behind_it(most_rows: int) -> None:
     flat = FlatModel(model, kv_blocks=8, most_rows=most_rows)
     kv = flat.key_values()
     for start, stop in ((0, 11), (11, 12), (12, 22), (22, 23)):
+        kv.reserve(stop - start)
         logits = flat.run(flat.plan([(tokens[start:stop], kv)]))
         torch.testing.assert_close(logits[0], wanted[stop - 1], rtol=0, atol=1e-4)
     flat.close()

@@ -30,7 +30,7 @@ def test_the_numbers_are_those_of_the_statistics() -> None:
     assert found["load_seconds_sum", "verify", "cold"] == 0.5
     assert (found["load_seconds_count", "copy", "cold"], found["load_seconds_sum", "copy", "cold"]) == (1, 0.25)
     assert (found["load_seconds_count", "copy", "steady"], found["load_seconds_sum", "copy", "steady"]) == (2, 0.125)
-    assert found["evictions_total", "room"] == 4
+    assert (found["evictions_total", "room"], found["policy_faults_total",]) == (4, 5)
     assert (found["leases", "waiting"], found["released_leases_total",]) == (3, 9)
     assert (found["leaked_leases_total",], found["steps_in_flight",], found["draining",]) == (1, 1, 0)
     assert found["free_bytes", "vram"] == 8 * PAGE

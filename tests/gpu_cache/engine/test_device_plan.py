@@ -10,19 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from adapterd.gpu_cache.engine.device_plan import (
-    DevicePlan,
-    LaunchShape,
-    Regime,
-    Work,
-    fill,
-    fits,
-    natural_shape,
-    with_tiles,
-)
+from adapterd.gpu_cache.engine.device_plan import DevicePlan, LaunchShape, Regime
 from adapterd.gpu_cache.engine.device_tables import DeviceTables
+from adapterd.gpu_cache.engine.lists import Work, fill, fits, natural_shape, shape_of, with_tiles
 from adapterd.gpu_cache.engine.plan import Composition
-from adapterd.gpu_cache.engine.shares import Shares
+from adapterd.gpu_cache.engine.shares import Shares, StepShares
 from adapterd.gpu_cache.slots import Resident
 from adapterd.gpu_cache.table_shape import Matrix, TableShape
 from fakes.static_cache import StaticCache
@@ -52,7 +44,7 @@ class Made:
         compositions: tuple[Composition, ...] = tuple(
             tuple((self.residents[slot], weight) for slot, weight in mix) for mix, _ in batch
         )
-        shares = self.shares.of(compositions)
+        shares = StepShares.of(self.shares.of(compositions))
         lengths = tuple(rows for _, rows in batch)
         return Work(shares, lengths, sum(lengths), self.shares.entries, self.shares.mixed(shares))
 
@@ -189,6 +181,32 @@ def test_tiles_beside_rows_go_by_eighths(made: Made, entries: int, tiles: int | 
     half = made.work([([(0, 2.0 + i)], 2 * count) for i, count in enumerate(counts)])
     wide = with_tiles(natural_shape(half, Regime.ROWS, 1), half, 128)
     assert wide.together is None or wide.together.tiles == wide.together.groups
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_rows_of_the_base_share_no_adapter(made: Made, length: int) -> None:
+    """Tiles are asked for where at least a quarter of the rows have an adapter that another row has, too."""
+    asked: list[int] = []
+
+    def want_tiles(shape: LaunchShape, groups: int) -> bool:
+        asked.append(groups)
+        return False
+
+    for slots in ([0, 1, 2, 3, -1, -1, -1, -1], [0, 0, 1, 1, -1, -1, -1, -1], [0, 1, 2, 3, 4, 5, -1, -1]):
+        batch = [([(slot, 1.0)] if slot >= 0 else [], length) for slot in slots]
+        shape_of(made.work(batch), want_tiles, batch_invariant=False)
+    alone, shared, most = 8 * length - 4 * length + 4, 8 * length - 4 * length + 2, 8 * length - 6 * length + 6
+    assert asked == ([shared] if length == 1 else [alone, shared, most])
+
+
+def test_equal_shapes_are_one_key_in_another_process_too(made: Made) -> None:
+    """Hashes are kept with a shape, and words hash otherwise in each process: they are no part of it."""
+    work = made.work([([(0, 1.0)], 1)] * 8)
+    shape = with_tiles(natural_shape(work, Regime.ROWS, 1), work, 16)
+    assert shape.together is not None
+    assert {shape: 1}[replace(shape)] == 1
+    assert hash(shape) == hash(replace(shape, regime=Regime.TILES))
+    assert replace(shape, regime=Regime.TILES) != shape != replace(shape, together=None)
 
 
 def test_shapes_that_are_remembered_are_bounded() -> None:

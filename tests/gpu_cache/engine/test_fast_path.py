@@ -89,6 +89,19 @@ def test_a_standing_batch_is_sent_once(world: World) -> None:
     assert world.copies == 3
 
 
+def test_judging_sends_nothing_however_late_the_device_is(world: World) -> None:
+    """A loop judges leases that have become ready while steps are under way: each took a slot of the ring."""
+    leases = world.more(SLOTS + 3)
+    world.device.late = True
+    plans = [world.plan(leases[: n + 1]) for n in range(SLOTS)]
+    standing = [world.fast.prepare(plan) for plan in plans][-1]
+    copies = world.copies
+    for lease in leases:
+        assert world.fast.judge([lease.composition[0][0]]) == []
+    assert world.copies == copies
+    assert world.fast.prepare(plans[-1]) is standing
+
+
 def test_each_layer_reads_cells_of_its_own() -> None:
     fast = World(layers=3).fast
     cells, shape = fast._tables.cells, fast._tables.shape
@@ -210,5 +223,5 @@ def test_the_work_of_a_changed_batch_does_not_grow_with_rows_or_layers() -> None
         leases = world.more(rows + 1)
         found[layers, rows] = calls(world, leases[:-1], [*leases[1:-1], leases[-1]])
     assert len({*found.values()}) == 1, found
-    assert found[1, 64] < 130
+    assert found[1, 64] <= 110
     assert torch.is_tensor(world.fast._plan.memory)

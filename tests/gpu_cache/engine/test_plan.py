@@ -6,7 +6,7 @@ import pytest
 
 from adapterd.gpu_cache.engine.plan import BatchPlan, LeaseLike, Planner, split_rows
 from adapterd.loader.errors import Code, Failed
-from fakes.static_cache import StaticCache
+from fakes.static_cache import StaticCache, StaticLease
 from fakes.toy_models import LINEARS, toy_spec
 
 
@@ -57,3 +57,30 @@ def test_a_step_needs_an_entry() -> None:
     with pytest.raises(Failed) as caught:
         split_rows([])
     assert caught.value.code is Code.REQUEST_INVALID
+
+
+def test_a_standing_batch_is_the_same_plan_and_a_changed_one_says_where() -> None:
+    cache, planner = StaticCache(toy_spec()), Planner()
+    one, two, three = (StaticLease(((cache.add({LINEARS[0]: 4}, seed=s).resident, 1.0),)) for s in range(3))
+    first = planner.plan([one, None, two], (1, 1, 1))
+    assert planner.plan((one, None, two), (1, 1, 1)) is first
+    assert first.follows is None
+    second = planner.plan([one, three, two], (1, 1, 1))
+    assert (second.follows, list(second.changed)) == (first.mark, [1])
+    assert second.compositions == (one.composition, three.composition, two.composition)
+    longer = planner.plan([one, three, two], (1, 2, 1))
+    assert (longer.follows, list(longer.changed), longer.rows) == (second.mark, [], 4)
+    assert planner.plan([one, three], (1, 2)).follows is None
+
+
+def test_what_is_no_tuple_is_taken_anew() -> None:
+    """A list may be changed where it is: its address says nothing."""
+    cache, planner = StaticCache(toy_spec()), Planner()
+    residents = [cache.add({LINEARS[0]: 4}, seed=s).resident for s in range(2)]
+    lease = StaticLease([(residents[0], 1.0)])
+    first = planner.plan([None, lease], (1, 1))
+    lease.composition[0] = (residents[1], 1.0)
+    second = planner.plan([None, lease], (1, 1))
+    assert first.compositions == ((), ((residents[0], 1.0),))
+    assert second.compositions == ((), ((residents[1], 1.0),))
+    assert list(second.changed) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from dataclasses import replace
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 
 from adapterd.gpu_cache.engine.device_tables import DeviceTables
-from adapterd.gpu_cache.engine.plan import Composition, ResidentLike
-from adapterd.gpu_cache.engine.shares import FIRST_SLOT, KEPT_MIXES, NOBODY, REFERENCE, Shares
+from adapterd.gpu_cache.engine.plan import Composition, Planner, ResidentLike
+from adapterd.gpu_cache.engine.shares import FIRST_SLOT, KEPT_MIXES, NOBODY, REFERENCE, Shares, StepShares
 from adapterd.gpu_cache.slots import Resident
 from adapterd.gpu_cache.table_shape import Matrix, TableShape
-from fakes.static_cache import StaticCache
+from fakes.static_cache import StaticCache, StaticLease
 from fakes.toy_models import LINEARS, toy_spec
 
 SLOTS = 8
@@ -66,6 +67,58 @@ def test_a_composition_is_looked_at_once(world: World) -> None:
     assert len(world.asked) == 3
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_changed_batch_has_the_shares_that_it_has_alone(world: World, seed: int) -> None:
+    """Whichever entries change, whether or not every plan comes here, and when compositions are forgotten between."""
+    rng, planner = random.Random(seed), Planner()
+    one, two, three = world.residents
+    known: list[Composition] = [
+        (), world.single(0), world.single(1), ((world.odd, 1.0),), ((two, 0.5),), ((one, 1.0), (three, -2.0)),
+    ]  # fmt: skip
+    batch = [StaticLease(rng.choice(known)) for _ in range(24)]
+    for _ in range(60):
+        batch = list(batch)
+        for index in rng.sample(range(len(batch)), min(len(batch), rng.choice((0, 1, 1, 2, 20)))):
+            batch[index] = StaticLease(rng.choice([*known, ((one, rng.random()),)]))
+        if rng.random() < 0.1:
+            batch = batch[: rng.randint(8, 24)]
+        plan = planner.plan(batch, (1,) * len(batch))
+        if rng.random() < 0.1:
+            continue
+        if rng.random() < 0.05:
+            world.shares._forget_mixes()
+        found = world.shares.of_plan(plan)
+        wanted = world.shares.of(plan.compositions)
+        assert found.listed == found.array.tolist() == wanted
+        assert found.distinct == {*wanted}
+        assert found.lowest <= min(wanted) <= max(wanted) <= found.highest
+        mixed = world.shares.mixed(found)
+        assert mixed.tolist() == world.shares.mixed(StepShares.of(wanted)).tolist()
+        assert found.unserved == wanted.count(NOBODY) + wanted.count(REFERENCE)
+        assert found.groups == len({*wanted} - {NOBODY, REFERENCE})
+
+
+def test_of_a_changed_batch_only_what_has_changed_is_looked_at(world: World) -> None:
+    planner, leases = Planner(), [StaticLease(world.single(index % 2)) for index in range(12)]
+    first = world.shares.of_plan(planner.plan(leases, (1,) * 12))
+    looked: list[int] = []
+    one = world.shares._one
+    world.shares._one = lambda composition: looked.append(1) or one(composition)  # type: ignore[method-assign, func-returns-value]
+    second = world.shares.of_plan(planner.plan([*leases[:-1], StaticLease(world.single(2))], (1,) * 12))
+    assert looked == [1]
+    assert second.listed == [*first.listed[:-1], FIRST_SLOT + 2]
+    assert first.listed[-1] == FIRST_SLOT + 1, "the former step's are its own"
+
+
+def test_a_fault_in_a_changed_entry_spoils_nothing(world: World) -> None:
+    planner, leases = Planner(), [StaticLease(world.single(index % 2)) for index in range(12)]
+    first = world.shares.of_plan(planner.plan(leases, (1,) * 12))
+    beyond = StaticLease(((world.residents[0], 1e39),))  # more than float32 holds
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        world.shares.of_plan(planner.plan([beyond, *leases[1:]], (1,) * 12))
+    assert world.shares.of_plan(planner.plan(leases, (1,) * 12)).listed == first.listed
+
+
 def test_a_new_generation_is_looked_at_and_sent_again(world: World) -> None:
     world.shares.of((world.single(1),))
     world.tables.written(world.shares.unsent.pop(1))
@@ -93,16 +146,17 @@ def test_compositions_are_laid_one_behind_the_other(world: World) -> None:
     assert shares[0] == shares[2] != shares[1]
     stride = world.tables.shape.stride
     for used, cells in (
+        (shares[:3], [stride, stride + 1, 0, 2 * stride, 2 * stride + 1, 2 * stride + 2]),
         (shares, [stride, stride + 1, 0, 2 * stride, 2 * stride + 1, 2 * stride + 2]),
         (shares[1:2], [0, 2 * stride, 2 * stride + 1, 2 * stride + 2]),
     ):
-        mixed = world.shares.mixed(used)
+        mixed = world.shares.mixed(StepShares.of(used))
         assert mixed[0].tolist() == cells
         for share in used[:2]:
             _, rows, _, blocks, start, *_ = world.shares.entries[share].tolist()
             assert rows == 1 and 0 <= start <= len(cells) - blocks
     assert mixed[1].view(np.float32).tolist() == [1.0, -2.0, -2.0, -2.0]
-    assert world.shares.mixed(shares[3:]).shape == (2, 0)
+    assert world.shares.mixed(StepShares.of(shares[3:])).shape == (2, 0)
 
 
 def test_a_fault_on_the_way_leaves_no_number_behind_for_two(world: World) -> None:
@@ -113,7 +167,10 @@ def test_a_fault_on_the_way_leaves_no_number_behind_for_two(world: World) -> Non
     with np.errstate(over="ignore"):
         (again,) = world.shares.of((beyond,))
     assert again != other
-    assert world.shares.mixed([other])[0].tolist() == [world.tables.shape.stride, world.tables.shape.stride + 1]
+    assert world.shares.mixed(StepShares.of([other]))[0].tolist() == [
+        world.tables.shape.stride,
+        world.tables.shape.stride + 1,
+    ]
 
 
 def test_compositions_are_forgotten_before_they_are_too_many(world: World) -> None:
@@ -123,7 +180,7 @@ def test_compositions_are_forgotten_before_they_are_too_many(world: World) -> No
         batch: tuple[Composition, ...] = tuple([((one, 2.0 + 100 * step * (i > 0) + i),) for i in range(100)])
         shares = world.shares.of(batch)
         assert len({*shares}) == 100
-        mixed = world.shares.mixed(shares)[1].view(np.float32)
+        mixed = world.shares.mixed(StepShares.of(shares))[1].view(np.float32)
         assert [mixed[world.shares.entries[share, 4]] for share in shares] == [w for ((_, w),) in batch]
         size = max(size, len(world.shares.entries))
     assert size <= 2 * (SLOTS + KEPT_MIXES + 200)

@@ -16,7 +16,7 @@ from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.image import Memory
 from adapterd.loader.manifest import Manifest
 from adapterd.loader.sources import Resolved
-from contracts.host import Asked, HostUser, held_bytes
+from contracts.host_user import Asked, HostUser, held_bytes
 from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, TaggedImage, image_bytes, make_base
 
 

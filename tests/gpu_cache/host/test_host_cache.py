@@ -14,10 +14,12 @@ from adapterd.gpu_cache.host.loading import Prepared, Serving
 from adapterd.gpu_cache.host.pool import FairPool
 from adapterd.gpu_cache.host.tier import PlainSlab
 from adapterd.loader.errors import Code, reject
+from adapterd.loader.identity import Ref
 from adapterd.loader.layout import Layout
 from adapterd.loader.sharding import Rule, Sharding
 from adapterd.loader.sources import Resolved
-from contracts.host import HostContract, HostUser
+from contracts.host import HostContract
+from contracts.host_user import HostUser
 from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, TaggedImage, make_base
 
 
@@ -189,3 +191,39 @@ def test_books_that_break_at_the_end_of_a_job_fail_who_waits_and_nobody_else(mad
         world.host.forget(key)
     world.host.release(bystander.number)
     assert world.host.usage().free_bytes == 6 * PAGE_BYTES  # of the image that is held
+
+
+def test_verified_bytes_in_the_slab_are_at_hand_by_digest_and_by_what_they_were_found_as() -> None:
+    world = ByHand()
+    versions = [world.loader.publish(f"acme/{name}", 2) for name in "ab"]
+    world.fetched(*(version.resolved for version in versions))
+    for wanted in ([Ref.parse(version.pinned) for version in versions], [version.resolved for version in versions]):
+        here = world.host.at_hand(wanted, "acme")
+        assert here is not None
+        assert here.resolved == tuple(version.resolved for version in versions)
+        assert [image.key for image in here.images] == [version.resolved.key for version in versions]
+    assert not world.pool.busy
+
+
+def test_a_bound_on_what_waits_does_not_concern_what_is_at_hand() -> None:
+    world = ByHand(tenants={"acme": TenantBudget(max_waiting=1)})
+    version = world.loader.publish("acme/a").resolved
+    world.fetched(version)
+    waiting = world.user.resolve("acme/a")
+    assert world.host.at_hand([version], "acme") is not None
+    world.pool.run_all()
+    assert not waiting.silent
+
+
+def test_what_was_at_hand_was_used() -> None:
+    world = ByHand(pages=4)
+    old, new, third = (world.loader.publish(f"acme/{name}", 2).resolved for name in "abc")
+    for version in (old, new):
+        asked = world.user.fetch(version)
+        world.pool.run_all()
+        world.host.release(asked.number)
+    here = world.host.at_hand([old], "acme")
+    assert here is not None
+    world.host.release(here.request)
+    world.fetched(third)
+    assert world.host.usage().images.keys() == {old.key, third.key}

@@ -14,12 +14,14 @@ from adapterd.loader.trust import oms
 from adapterd.loader.trust.admission import issue
 from adapterd.loader.trust.keys import generate_admission_key, generate_publisher_key
 from adapterd.loader.trust.policy import TrustStore
+from adapterd.loader.trust.seen import Seen
 from adapterd.loader.trust.verify import TrustedVersion, Wanted, verify_version
 
 from .conftest import NOW, PIN, Signed
 
 
 def refusal(signed: Signed, **over: Any) -> AdapterdError:
+    """The same whether statement and signature, as they should be, were seen before or not."""
     given: dict[str, Any] = {
         "wanted": signed.wanted,
         "statement": signed.envelope(),
@@ -29,7 +31,21 @@ def refusal(signed: Signed, **over: Any) -> AdapterdError:
     }
     with pytest.raises(AdapterdError) as caught:
         verify_version(**(given | over))
+    given |= over
+    again = TrustedVersion(given["wanted"], given["trust"], given["now"], seen_before(signed))
+    with pytest.raises(AdapterdError) as caught_again:
+        again.update_statement(given["statement"])
+        again.update_signature(given["signature"])
+    assert caught_again.value.problems == caught.value.problems
     return caught.value
+
+
+def seen_before(signed: Signed) -> Seen:
+    seen = Seen()
+    checking = TrustedVersion(signed.wanted, signed.trust(), NOW, seen)
+    checking.update_statement(signed.envelope())
+    checking.update_signature(signed.bundle)
+    return seen
 
 
 def test_everything_holds(signed: Signed) -> None:
@@ -43,6 +59,36 @@ def test_everything_holds(signed: Signed) -> None:
     assert not checking.complete
     checking.update_manifest("b" * 64)
     assert checking.complete
+
+
+def test_what_was_seen_is_not_opened_anew_and_means_the_same(signed: Signed) -> None:
+    seen, found = seen_before(signed), []
+    for _ in range(2):
+        checking = TrustedVersion(signed.wanted, signed.trust(), NOW, seen)
+        checking.update_statement(signed.envelope())
+        found.append(checking.update_signature(signed.bundle))
+    assert found[0] == found[1] == verify_version(signed.wanted, signed.envelope(), signed.bundle, signed.trust(), NOW)
+    assert found[0].statement is found[1].statement
+    assert found[0].signature is found[1].signature
+
+
+def test_a_registry_or_a_publisher_that_is_listed_no_more(signed: Signed) -> None:
+    other = TrustStore()
+    other.add_admission_key(generate_admission_key().public)
+    assert refusal(signed, trust=other).code is Code.KEY_UNKNOWN
+    other.add_admission_key(signed.registry.public)
+    other.add_publisher_key(signed.statement.tenant, generate_publisher_key().public)
+    assert refusal(signed, trust=other).code is Code.KEY_UNKNOWN
+
+
+def test_what_was_seen_counts_for_no_other_bytes(signed: Signed) -> None:
+    seen = seen_before(signed)
+    checking = TrustedVersion(signed.wanted, signed.trust(), NOW, seen)
+    with pytest.raises(Untrusted):
+        checking.update_statement(signed.envelope().replace(b'"sig": "', b'"sig": "A', 1))
+    checking.update_statement(signed.envelope())
+    with pytest.raises(Untrusted):
+        checking.update_signature(signed.bundle[:-9] + b"A" + signed.bundle[-8:])
 
 
 # --- what was asked

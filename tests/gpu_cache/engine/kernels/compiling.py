@@ -1,6 +1,6 @@
 """Compiles the kernels for a card that is not here, as an engine would launch them: see `test_compiles.py`.
 
-python compiling.py 90        one JSON line a kernel: registers, spilled bytes, shared memory
+python compiling.py 90     one JSON line a kernel: registers, spilled bytes, shared memory, wide loads before its wait
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ CASES = [
 
 
 def compiled(kernel: Any, constants: Mapping[str, Any], types: Mapping[str, str], capability: int) -> dict[str, int]:
-    """Registers of a thread, spilled bytes and shared memory of one kernel; an error if it does not compile."""
+    """Registers of a thread, spilled bytes and shared memory of one kernel; an error if it does not compile.
+
+    And what it reads before it waits for the kernel in front of it: how many wide loads; −1 if it does not wait.
+    """
     options = {key: constants[key] for key in ("num_warps", "num_stages", "launch_pdl") if key in constants}
     fixed = {name: constants[name] for name in kernel.arg_names if name in constants}
     signature = {name: "constexpr" if name in fixed else types[name] for name in kernel.arg_names}
@@ -69,7 +72,13 @@ def compiled(kernel: Any, constants: Mapping[str, Any], types: Mapping[str, str]
     }
     source = ASTSource(kernel, signature, fixed, aligned)
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return {**_resources(done.asm["ptx"], capability), "shared": done.metadata.shared}
+    ptx = done.asm["ptx"]
+    return {**_resources(ptx, capability), "shared": done.metadata.shared, "ahead": _wide_loads_ahead(ptx)}
+
+
+def _wide_loads_ahead(ptx: str) -> int:
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    return len(re.findall(r"ld\.global\S*\.v4\.|cp\.async\.c", before)) if wait else -1
 
 
 def _resources(ptx: str, capability: int) -> dict[str, int]:

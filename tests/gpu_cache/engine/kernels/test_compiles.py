@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,15 @@ def test_every_kernel_compiles_within_its_registers(capability: int, tmp_path: P
     for report in reports:
         assert report["spills"] <= SPILLS.get((report["kernel"], report["shape"]), 0), report
         assert report["shared"] <= SHARED_MEMORY[capability], report
+        assert report["ahead"] in wide_loads_ahead(report, capability), report
+
+
+def wide_loads_ahead(report: dict[str, Any], capability: int) -> range:
+    """How many of them a kernel may have before it waits for the one in front of it.
+
+    None in `shrink`: x may be what that kernel writes. `expand` reads B and y, row by row: `shrink` has waited.
+    """
+    if capability < 90:
+        return range(-1, 0)  # it waits for nothing
+    fetches = report["kernel"] == "expand_rows" and report["form"] != "odd"
+    return range(1, 65) if fetches else range(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from adapterd.gpu_cache.engine.device_plan import Regime
+from adapterd.gpu_cache.engine.tuning.cases import Case
 from adapterd.gpu_cache.engine.tuning.workloads import LLAMA_8B, MIXED, Widths, Workload, workloads
 
 Q, QKV = LLAMA_8B[:2]
@@ -40,3 +42,11 @@ def test_what_the_bench_times() -> None:
     ):
         assert name in names
     assert [one.rows for one in workloads([Q], [7], [1])] == [7, 7]
+
+
+def test_compositions_of_k_adapters_read_what_one_of_the_summed_rank_reads() -> None:
+    composed, alone = Workload(QKV, 64, "distinct", 16, 3), Workload(QKV, 64, "distinct", 48)
+    assert composed.name == "qkv T64 distinct 3×r16"
+    assert composed.nbytes() == alone.nbytes()
+    assert Case(composed, Regime.ROWS).shape == Case(alone, Regime.ROWS).shape
+    assert Case(composed, Regime.ROWS).shape.blocks == 4  # three, and a power of two

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from adapterd.gpu_cache.host.process.sockets import Listener
 from adapterd.loader.store_folder import StoreFolder
-from contracts.host import HostUser
+from contracts.host_user import HostUser
 from fakes.adapters import MemoryLoader
 from fakes.loader_thread import LoaderThread
 
@@ -25,7 +25,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from adapterd.gpu_cache.host.process.client import HostClient
 from adapterd.gpu_cache.host.process.sockets import Listener
-from contracts.host import HostUser
+from contracts.host_user import HostUser
 from fakes.adapters import PAGE_BYTES, MemoryLoader
 from fakes.loader_thread import SOURCE, LoadersTrust
 

@@ -10,7 +10,8 @@ import pytest
 
 from adapterd.gpu_cache import TenantBudget
 from adapterd.gpu_cache.host.interface import Host
-from contracts.host import SECONDS, HostContract
+from contracts.host import HostContract
+from contracts.host_user import SECONDS
 from fakes.adapters import MemoryLoader
 from fakes.loader_thread import LoaderThread
 

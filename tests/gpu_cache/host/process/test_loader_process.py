@@ -26,7 +26,7 @@ from adapterd.loader.identity import Ref
 from adapterd.loader.limits import MIB
 from adapterd.loader.sources import FolderSource, Resolved
 from adapterd.loader.trust.policy import TrustStore
-from contracts.host import HostUser, held_bytes
+from contracts.host_user import HostUser, held_bytes
 from fakes.leftovers import mapped_slabs, threads_and_files
 from fakes.publisher import FolderPublisher
 from fakes.toy_models import LINEARS, toy_spec

@@ -15,7 +15,7 @@ from adapterd.gpu_cache.host.process.opening import open_client
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.identity import Ref
 from adapterd.loader.limits import MIB
-from contracts.host import HostUser
+from contracts.host_user import HostUser
 from fakes.publisher import FolderPublisher
 from fakes.toy_models import LINEARS, toy_spec
 

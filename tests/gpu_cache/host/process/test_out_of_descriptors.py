@@ -12,7 +12,7 @@ import pytest
 from adapterd.gpu_cache.host.process.link import Link
 from adapterd.gpu_cache.host.process.reaching import Reach
 from adapterd.loader.base_model import BaseSpec
-from contracts.host import SECONDS, HostUser, held_bytes
+from contracts.host_user import SECONDS, HostUser, held_bytes
 from fakes.adapters import MemoryLoader, image_bytes
 from fakes.loader_thread import LoaderThread
 

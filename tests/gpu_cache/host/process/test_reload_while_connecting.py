@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapterd.gpu_cache.host.process.client import HostClient
-from contracts.host import SECONDS, HostUser, held_bytes
+from contracts.host_user import SECONDS, HostUser, held_bytes
 from fakes.adapters import PAGE_BYTES, MemoryLoader, image_bytes, make_base
 from fakes.loader_thread import SOURCE, LoadersTrust, LoaderThread
 

@@ -40,7 +40,7 @@ from adapterd.gpu_cache.host.process.messages import (
 from adapterd.loader.errors import AdapterdError, Code
 from adapterd.loader.identity import Ref
 from adapterd.loader.trust.policy import TrustStore
-from contracts.host import SECONDS, HostUser, held_bytes
+from contracts.host_user import SECONDS, HostUser, held_bytes
 from fakes.adapters import PAGE_BYTES, MemoryLoader, image_bytes, make_base
 from fakes.devices import Barrier
 from fakes.leftovers import threads_and_files

@@ -18,7 +18,7 @@ from adapterd.gpu_cache.host.process.client import HostClient
 from adapterd.gpu_cache.host.process.silence import Silence
 from adapterd.gpu_cache.host.process.spawn import StartedLoader
 from adapterd.loader.errors import Code
-from contracts.host import SECONDS, HostUser, held_bytes
+from contracts.host_user import SECONDS, HostUser, held_bytes
 from fakes.adapters import PAGE_BYTES, MemoryLoader, image_bytes
 from fakes.devices import Barrier
 from fakes.leftovers import threads_and_files

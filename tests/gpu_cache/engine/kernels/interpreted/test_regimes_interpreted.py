@@ -103,7 +103,7 @@ def test_warm_up_makes_every_kernel_that_steps_need() -> None:
 def kernels(engine: LoRAEngine[object]) -> set[object]:
     """Regime, dtypes and constants of each launch so far: what Triton keeps compiled kernels by."""
     assert engine._fast is not None
-    launches = engine._fast.launcher._launches
+    launches = engine._fast.launcher._grids._launches
     return {
         (shape.regime, x, y, frozenset(launch.shrink.items()), frozenset(launch.expand.items()))
         for (_, shape, x, y), launch in launches.items()

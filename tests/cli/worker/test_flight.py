@@ -1,0 +1,120 @@
+"""Who decodes goes on with a token that the host does not know yet; who draws its tokens waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from adapterd.cli.worker.forward import FlatModel
+from adapterd.cli.worker.inputs import MOST_SAID
+from adapterd.cli.worker.models import tiny_model
+from adapterd.cli.worker.prefix import BLOCK_TOKENS, PrefixCache
+from adapterd.cli.worker.requests import Reason
+from adapterd.cli.worker.sampling import Verdict
+from adapterd.loader.errors import Code
+from fakes.worker_world import ALL, WorkerWorld
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def after(flat: FlatModel, prompts: Sequence[Sequence[int]], ids: Sequence[Sequence[int]]) -> Tensor:
+    """Logits of a second step with these ids, behind one with the prompts."""
+    kvs = [flat.key_values() for _ in prompts]
+    for kv, prompt, more in zip(kvs, prompts, ids, strict=True):
+        kv.reserve(len(prompt) + len(more))
+    flat.hear(Verdict(flat.run(flat.plan(list(zip(prompts, kvs, strict=True))))).tokens)
+    logits = flat.run(flat.plan(list(zip(ids, kvs, strict=True)))).clone()
+    for kv in kvs:
+        kv.free()
+    return logits
+
+
+@pytest.mark.parametrize("most_rows", [0, 2, 256])
+def test_an_id_below_zero_is_what_a_sequence_has_said(most_rows: int) -> None:
+    """By table, each apart, and both in one step."""
+    flat = FlatModel(tiny_model(), kv_blocks=16, most_rows=most_rows)
+    prompts = [[7, 3, 2], [9], list(range(20))]
+    kvs = [flat.key_values() for _ in prompts]
+    for kv, prompt in zip(kvs, prompts, strict=True):
+        kv.reserve(len(prompt))
+    said = Verdict(flat.run(flat.plan(list(zip(prompts, kvs, strict=True))))).tokens.tolist()
+    for kv in kvs:
+        kv.free()
+    assert len(set(said)) > 1
+    order = [2, 0, 1]
+    wanted = after(flat, prompts, [[said[n], 5] if n else [said[n]] for n in order])
+    found = after(flat, prompts, [[~n, 5] if n else [~n] for n in order])
+    assert torch.equal(found, wanted)
+    flat.close()
+
+
+def test_a_verdict_says_the_largest_and_whether_all_are_finite() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, float("nan"), 9.0], [0.0, 1.0, float("-inf")], [0.0, 1.0, torch.inf]])
+    verdicts = Verdict(logits).wait()
+    assert verdicts[0] == [1, 1]
+    assert [sound for sound, _ in verdicts] == [1, 0, 0, 0]
+
+
+def test_the_next_step_is_launched_before_the_host_knows_a_token(tmp_path: Path) -> None:
+    with WorkerWorld(tmp_path) as world:
+        world.check_greedy(PROMPT, world.answer(None, PROMPT, 5), ())
+        assert world.flat.ids[-5:] == (tuple(PROMPT), (~0,), (~0,), (~0,), (~0,))
+
+
+def test_who_draws_its_tokens_waits_for_them_and_so_do_its_neighbours(tmp_path: Path) -> None:
+    with WorkerWorld(tmp_path) as world:
+        world.ask("greedy", None, PROMPT, 4)
+        world.ask("drawn", None, PROMPT, 4, temperature=0.5)
+        before = len(world.flat.ids)
+        world.run()
+        assert all(token >= 0 for ids in world.flat.ids[before:] for token in ids)
+        world.check_greedy(PROMPT, world.tokens("greedy"), ())
+
+
+def test_a_stop_token_that_the_next_step_did_not_know_of_ends_the_answer(tmp_path: Path) -> None:
+    """Its row there was in vain, and harmed nobody."""
+    with WorkerWorld(tmp_path, prefix=PrefixCache(8)) as world:
+        world.publisher.publish("acme", "a", modules=ALL, rank=4, alpha=8, seed=1)
+        whole = world.answer("acme/a", PROMPT, 3 * BLOCK_TOKENS)
+        last = BLOCK_TOKENS + 3
+        stop = frozenset({whole[last]})
+        world.ask("beside", None, PROMPT, 40)
+        stopped = world.answer("acme/a", PROMPT, 3 * BLOCK_TOKENS, stop=stop)
+        assert stopped == whole[: whole.index(whole[last]) + 1]
+        world.check_greedy(PROMPT, world.tokens("beside"), ())
+        assert world.answer("acme/a", [*PROMPT, *whole], 2)  # what is kept for others has no token that is not known
+        for name in world.events:
+            assert world.ended(name).reason in {Reason.STOP, Reason.LENGTH}
+
+
+def test_a_step_that_fails_beside_an_answer_that_ends_takes_nothing_from_that_answer(tmp_path: Path) -> None:
+    """The one before has brought its stop token; the one that failed had a row for it, in vain."""
+    with WorkerWorld(tmp_path) as world:
+        whole = world.answer(None, PROMPT, 8)
+        place = next(n for n in range(1, 8) if whole[n] not in whole[:n])
+        forwards = [0]
+
+        def fail(*_: object) -> None:
+            forwards[0] += 1
+            if forwards[0] == place + 2:
+                raise RuntimeError("out of memory")
+
+        handle = world.model.get_submodule("lm_head").register_forward_hook(fail)
+        world.ask("stops", None, PROMPT, 8, stop=frozenset({whole[place]}))
+        world.ask("goes on", None, PROMPT, 8)
+        world.run()
+        handle.remove()
+        assert world.ended("stops").reason is Reason.STOP
+        assert world.tokens("stops") == world.tokens("goes on") == whole[: place + 1]
+        assert world.ended("goes on").problems[0].code is Code.DEVICE_ERROR
+
+
+def test_more_sequences_than_are_remembered_wait_for_each_other() -> None:
+    flat = FlatModel(tiny_model(), kv_blocks=4)
+    with pytest.raises(RuntimeError):
+        flat.hear(torch.zeros(MOST_SAID + 1, dtype=torch.int64))
+    flat.close()
