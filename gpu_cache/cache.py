@@ -7,7 +7,6 @@ outside it. Locks below it: the host's, and leaves such as a CPU stream's queue;
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from adapterd.gpu_cache.composition import Wish
 from adapterd.gpu_cache.config import CacheConfig
-from adapterd.gpu_cache.device import Device, Event, open_device
+from adapterd.gpu_cache.device import Device, open_device
 from adapterd.gpu_cache.eviction import GuardedPolicy, Policy
 from adapterd.gpu_cache.following import Following
 from adapterd.gpu_cache.host.interface import Host
@@ -26,6 +25,7 @@ from adapterd.gpu_cache.statistics import CacheStatistics, snapshot
 from adapterd.gpu_cache.tickets import StepTicket
 from adapterd.gpu_cache.upkeep import Upkeep
 from adapterd.gpu_cache.vram_tier import VramTier
+from adapterd.gpu_cache.waiting import Waiting
 from adapterd.loader.errors import AdapterdError, Code, error, reject
 
 if TYPE_CHECKING:
@@ -37,15 +37,9 @@ if TYPE_CHECKING:
 
 ANSWERS_A_STEP = 1
 """Of the host, that a step hears behind its launch. What then has to go, and where the bytes go, is the next one's."""
-LOOK_SECONDS = 50e-6
-"""How often one of the threads that wait for leases looks at copies that are on their way, while no step runs."""
-WAIT_COPY_SECONDS = 0.001
-"""How often the others do, and all of them while steps run, which notice copies themselves."""
-WAIT_SECONDS = 0.05
-"""How often it looks otherwise: a dropped lease cannot wake anybody (its finalizer may only append)."""
 
 
-class AdapterCache(Upkeep, Following):
+class AdapterCache(Upkeep, Following, Waiting):
     """Adapters of one base model in the memory of one device. A context manager: opened once, closed once."""
 
     def __init__(
@@ -85,8 +79,6 @@ class AdapterCache(Upkeep, Following):
                 cleanup.callback(host.close, config.close_seconds)
             super().__init__(config, base, device, vram, host)
             self._cleanup = cleanup.pop_all()
-        self._last_step: Event | None = None
-        self._looked_at = False  # somebody looks at copies often
 
     @property
     def base(self) -> BaseSpec:
@@ -163,34 +155,6 @@ class AdapterCache(Upkeep, Following):
         with self._lock:
             self._notice()
             self._stager.resume(record)
-        self._issue_if_idle()
-
-    def wait_for(self, record: LeaseRecord, timeout: float | None) -> None:
-        """For `Lease.wait`: returns once the lease is ready, failed or released.
-
-        Raises Unavailable (LEASE_TIMEOUT).
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self.pump()
-            with self._lock:
-                if record.settled:
-                    return
-                left = WAIT_SECONDS if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    raise error(
-                        Code.LEASE_TIMEOUT, " + ".join(str(a.ref) for a in record.asked),
-                        f"still {record.state} after {timeout} s", "Wait on, or release the lease.",
-                    )  # fmt: skip
-                self._wait(left)
-
-    def pump(self) -> None:
-        """Notices completed copies and dropped leases, and enqueues queued copies if no step is running.
-
-        Acquires, steps and waits do this; call it in a loop that does none of them. Never blocks.
-        """
-        with self._lock:
-            self._notice()
         self._issue_if_idle()
 
     # Steps
@@ -290,27 +254,6 @@ class AdapterCache(Upkeep, Following):
             for entry in record.entries:
                 found[id(entry)] = entry
         return tuple(found.values())
-
-    @property
-    def _stepping(self) -> bool:
-        """Whether a step is open, or has not executed."""
-        return self._steps > 0 or not (self._last_step is None or self._last_step.done())
-
-    def _patience(self) -> float:
-        """Seconds until who waits for a lease looks again. One of them looks often, and wakes the rest."""
-        if not self._copies.busy:
-            return WAIT_SECONDS
-        return WAIT_COPY_SECONDS if self._looked_at or self._stepping else LOOK_SECONDS
-
-    def _wait(self, seconds: float) -> None:
-        """Until something has happened, or may have."""
-        patience = self._patience()
-        often = patience == LOOK_SECONDS
-        self._looked_at = self._looked_at or often
-        try:
-            self._lock.wait(min(seconds, patience))
-        finally:
-            self._looked_at = self._looked_at and not often
 
     # Without the lock
 

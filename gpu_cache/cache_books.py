@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from adapterd.gpu_cache.composition import Asked, Wish, parse_wish
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
-from adapterd.gpu_cache.device import Device
+from adapterd.gpu_cache.device import Device, Event
 from adapterd.gpu_cache.host.interface import Host, HostUsage
 from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.leases import Lease, LeaseBooks
@@ -61,6 +61,8 @@ class CacheBooks(LeaseBooks):
         self._host_changes = 0
         self._opened = self._closed = self._draining = False
         self._steps = 0  # in flight
+        self._last_step: Event | None = None
+        self._looked_at = False  # somebody looks at copies often
 
     @abstractmethod
     def _issue_if_idle(self) -> None:

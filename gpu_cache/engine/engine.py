@@ -12,7 +12,7 @@ from torch import nn
 
 from adapterd.gpu_cache.engine.dispatch import Kernels, model_dtype, open_fast_path
 from adapterd.gpu_cache.engine.layers import Site, find_sites
-from adapterd.gpu_cache.engine.plan import BatchPlan, Planner, ServingCache, Ticket, split_rows
+from adapterd.gpu_cache.engine.plan import BatchPlan, Planner, ServingCache, Ticket, each_once, split_rows
 from adapterd.gpu_cache.engine.sharding.joining import Handle, join
 from adapterd.gpu_cache.engine.step import CurrentStep, LayerHook, RunningStep, no_kernel
 from adapterd.gpu_cache.engine.step_context import LeaseT, Step
@@ -255,7 +255,7 @@ class LoRAEngine(Generic[LeaseT]):
         self._acquire()
         try:
             leases, lengths = split_rows(rows)
-            ticket = self.cache.begin_step(_once(leases))
+            ticket = self.cache.begin_step(each_once(leases))
             try:
                 running, shape = self._running(self._planner.plan(leases, lengths), shape)
             except BaseException:
@@ -295,10 +295,3 @@ class LoRAEngine(Generic[LeaseT]):
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def _once(leases: tuple[LeaseT, ...]) -> Sequence[LeaseT]:
-    """Each lease once, in the order of first use."""
-    if len(set(map(id, leases))) == len(leases):
-        return leases
-    return list({id(lease): lease for lease in leases}.values())

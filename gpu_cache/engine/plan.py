@@ -249,3 +249,10 @@ def _tuples(found: list[Sequence[tuple[ResidentLike, float]]], which: Iterable[i
         if type(found[index]) is not tuple:
             found[index] = tuple(found[index])
     return tuple(found)  # type: ignore[arg-type]
+
+
+def each_once(leases: tuple[LeaseT, ...]) -> Sequence[LeaseT]:
+    """Each lease once, in the order of first use."""
+    if len(set(map(id, leases))) == len(leases):
+        return leases
+    return list({id(lease): lease for lease in leases}.values())

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from adapterd.gpu_cache import AdapterCache, CacheConfig, LeaseState
-from adapterd.gpu_cache.cache import ANSWERS_A_STEP, LOOK_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
+from adapterd.gpu_cache.cache import ANSWERS_A_STEP
 from adapterd.gpu_cache.device import Run, Stream
 from adapterd.gpu_cache.host.host_cache import HostCache
 from adapterd.gpu_cache.slabs import DeviceSlab
+from adapterd.gpu_cache.waiting import LOOK_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
 from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, wrong_pages
 from fakes.cache_world import World, host_over
 from fakes.devices import Barrier, HeldDevice, SimulatedDevice

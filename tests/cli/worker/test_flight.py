@@ -86,9 +86,21 @@ def test_a_stop_token_that_the_next_step_did_not_know_of_ends_the_answer(tmp_pat
         stopped = world.answer("acme/a", PROMPT, 3 * BLOCK_TOKENS, stop=stop)
         assert stopped == whole[: whole.index(whole[last]) + 1]
         world.check_greedy(PROMPT, world.tokens("beside"), ())
-        assert world.answer("acme/a", [*PROMPT, *whole], 2)  # what is kept for others has no token that is not known
+        assert world.answer("acme/a", [*PROMPT, *whole], 2)
         for name in world.events:
             assert world.ended(name).reason in {Reason.STOP, Reason.LENGTH}
+
+
+def test_a_block_is_kept_for_others_once_all_its_tokens_are_known(tmp_path: Path) -> None:
+    """Its last row is under way when the first token of the answer comes."""
+    with WorkerWorld(tmp_path, prefix=PrefixCache(8)) as world:
+        prompt = list(range(1, BLOCK_TOKENS))
+        world.ask("a", None, prompt, 4)
+        world.run(lambda: bool(world.tokens("a")))
+        assert world.prefix.blocks == 0
+        world.run()
+        world.check_greedy(prompt, world.tokens("a"), ())
+        assert world.prefix.blocks == 1
 
 
 def test_a_step_that_fails_beside_an_answer_that_ends_takes_nothing_from_that_answer(tmp_path: Path) -> None:

@@ -221,6 +221,10 @@ def test_what_kernels_cannot_serve_is_the_references_and_told() -> None:
         world.run(x, y, owners)
     assert caught.value.code is Code.KERNEL_UNAVAILABLE
     assert world.cache.tickets[-1].ends == 1
+    with pytest.raises(AdapterdError, match="KERNEL_UNAVAILABLE"):
+        world.engine.check(world.cache.lease(world.adapters[2]))
+    assert world.cache.tickets[-1].ends == 1
+    world.engine.check(world.cache.lease(world.adapters[0]))
     world.run(x, y, alone([0, 0, -1, 0, 0]))
 
 
