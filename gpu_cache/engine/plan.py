@@ -238,8 +238,12 @@ class Planner:
             self._standing = BatchPlan(_tuples(found, range(len(found))), lengths, sum(lengths))
             return self._standing
         changed = [*compress(range(len(found)), map(is_not, found, standing.compositions))]
-        if changed or lengths != standing.lengths:
-            self._standing = BatchPlan(_tuples(found, changed), lengths, sum(lengths), standing.mark, changed)
+        if not changed and lengths == standing.lengths:
+            return standing
+        compositions = _tuples(found, changed)
+        if lengths == standing.lengths and compositions == standing.compositions:
+            return standing  # other leases on the same
+        self._standing = BatchPlan(compositions, lengths, sum(lengths), standing.mark, changed)
         return self._standing
 
 

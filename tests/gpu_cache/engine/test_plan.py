@@ -64,6 +64,9 @@ def test_a_standing_batch_is_the_same_plan_and_a_changed_one_says_where() -> Non
     one, two, three = (StaticLease(((cache.add({LINEARS[0]: 4}, seed=s).resident, 1.0),)) for s in range(3))
     first = planner.plan([one, None, two], (1, 1, 1))
     assert planner.plan((one, None, two), (1, 1, 1)) is first
+    again = StaticLease((*one.composition,))
+    assert again.composition is not one.composition
+    assert planner.plan((again, None, two), (1, 1, 1)) is first, "another lease on the same"
     assert first.follows is None
     second = planner.plan([one, three, two], (1, 1, 1))
     assert (second.follows, list(second.changed)) == (first.mark, [1])
