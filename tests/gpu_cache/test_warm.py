@@ -139,3 +139,17 @@ def test_a_name_that_holds_no_more_is_refused_though_its_bytes_stay_under_anothe
         world.cache.revoke(Revocation("acme", key_id="k1"))
         assert world.failure(version.pinned) is Code.VERSION_REVOKED
         assert other.ready
+
+
+def test_who_was_used_the_short_way_longest_ago_goes_first() -> None:
+    with World(vram=9) as world:
+        versions = {name: world.loader.publish(f"acme/{name}", 3) for name in "abcde"}
+        for name in "abc":
+            for _ in range(2):
+                world.ready(versions[name].pinned).release()
+        for name in "ba":
+            world.acquire(versions[name].pinned).release()
+        for name, goes in (("d", "c"), ("e", "b")):
+            world.ready(versions[name].pinned).release()
+            assert versions[goes].resolved.key not in world.cache._stager.entries
+        assert versions["a"].resolved.key in world.cache._stager.entries

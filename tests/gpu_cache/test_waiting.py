@@ -1,0 +1,76 @@
+"""Of the threads that wait for copies one looks often, and whoever looks next is told right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from adapterd.gpu_cache.waiting import LOOK_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
+from fakes.cache_world import World
+
+Waits = list[tuple[float, bool]]
+"""(seconds, whether anybody looked often meanwhile) of each wait."""
+
+
+class Busy:
+    """A cache whose waits end at once and are written down."""
+
+    def __init__(self, world: World) -> None:
+        self.cache: Any = world.cache
+        self.waits: Waits = []
+        self.raises: type[BaseException] | None = None
+        self.cache._lock.wait = self._wait
+
+    def _wait(self, seconds: float) -> None:
+        self.waits.append((seconds, self.cache._looked_at))
+        if self.raises is not None:
+            raise self.raises
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+@pytest.fixture
+def busy(world: World) -> Busy:
+    """A copy is under way, and no step."""
+    world.loader.publish("acme/a", 2)
+    world.acquire("acme/a")
+    world.pool.run_all()
+    world.pump()
+    busy = Busy(world)
+    assert busy.cache._copies.busy
+    return busy
+
+
+def test_the_first_looks_often_and_leaves_that_to_the_next(busy: Busy) -> None:
+    for _ in range(2):
+        busy.cache._wait(1.0)
+        assert not busy.cache._looked_at
+    assert busy.waits == [(LOOK_SECONDS, True)] * 2
+
+
+def test_beside_one_who_looks_often_another_need_not(busy: Busy) -> None:
+    busy.cache._looked_at = True
+    busy.cache._wait(1.0)
+    assert busy.waits == [(WAIT_COPY_SECONDS, True)]
+    assert busy.cache._looked_at, "the one who does goes on"
+
+
+def test_one_who_is_interrupted_looks_no_more(busy: Busy) -> None:
+    busy.raises = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        busy.cache._wait(1.0)
+    assert not busy.cache._looked_at
+
+
+def test_without_copies_nobody_looks_often(world: World) -> None:
+    idle = Busy(world)
+    idle.cache._wait(1.0)
+    idle.cache._wait(WAIT_SECONDS / 2)
+    assert idle.waits == [(WAIT_SECONDS, False), (WAIT_SECONDS / 2, False)]
+    assert not idle.cache._looked_at
