@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from threading import Condition
+from threading import Condition, Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from adapterd.gpu_cache.host.interface import AtHand, Facts, Failure, Host, Image
@@ -53,7 +53,14 @@ class Desk:
         ask = Ask()
 
         def settle(outcome: Images | Failure) -> None:
-            self._answer(ask, then, self._adopted(outcome))
+            if isinstance(outcome, Failure) or self.readable(outcome):
+                self._answer(ask, then, outcome)
+            else:  # who tells us may be a step, which has no seconds for it
+                adopting = partial(self._adopt_first, ask, then, outcome)
+                try:
+                    Thread(target=adopting, name="adapterd-adopt", daemon=True).start()
+                except RuntimeError:  # the system gives no thread
+                    adopting()
 
         ask.number = self._host.fetch(wanted, record.tenant, settle, priority=record.priority)
         return ask
@@ -64,10 +71,14 @@ class Desk:
         if here is None:
             return None
         ask = Ask(here.request, answered=True)
-        if all(self._slabs.knows(image.slab) for image in here.images):
+        if self.readable(here.images):
             return ask, here
         self.let_go(ask)  # adopting a slab takes its time: the long way does it where that may be
         return None
+
+    def readable(self, images: Iterable[Image]) -> bool:
+        """Whether copies can be made of them. May be asked without the lock."""
+        return all(self._slabs.knows(image.slab) for image in images)
 
     def let_go(self, ask: Ask | None) -> None:
         """What the request holds, or was going to. Idempotent."""
@@ -75,19 +86,18 @@ class Desk:
             self._host.release(ask.number)
 
     def _answer(self, ask: Ask, then: Then[T], outcome: T | Failure) -> None:
-        """In a thread of the host's."""
+        """In any thread that does not hold the lock."""
         with self._lock:
             ask.answered = True
             then(ask, outcome)
             self._after()
 
-    def _adopted(self, outcome: Images | Failure) -> Images | Failure:
+    def _adopt_first(self, ask: Ask, then: Then[Images], images: Images) -> None:
         """Without the lock: a slab that is new to the device takes its time."""
-        if isinstance(outcome, Failure):
-            return outcome
+        outcome: Images | Failure = images
         try:
-            for image in outcome:
+            for image in images:
                 self._slabs.adopt(image.slab)
         except AdapterdError as failure:
-            return Failure(failure.problems)
-        return outcome
+            outcome = Failure(failure.problems)
+        self._answer(ask, then, outcome)

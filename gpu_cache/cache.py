@@ -201,8 +201,10 @@ class AdapterCache(Upkeep, Following, Waiting):
             if self._closed:
                 return
         self._stager.line_up(True)
-        self._host.deliver(ANSWERS_A_STEP)
-        self._stager.line_up(False)
+        try:
+            self._host.deliver(ANSWERS_A_STEP)
+        finally:
+            self._stager.line_up(False)
         self._stager.scrubber.issue()
         self._copies.issue(self._config.pages_per_step)
 

@@ -71,7 +71,8 @@ class Placement:
         self._entries, self._owner = entries, owner
         self.lines: Lines[LeaseRecord] = Lines()  # who waits for room in VRAM
         self.fresh: list[LeaseRecord] = []  # whose bytes came in since the last `advance`
-        self.later = False  # whoever sets it calls `advance` soon
+        self.later = False  # set while `advance` would come at the wrong time
+        self.due = False  # it was left out meanwhile: for the next look
         self.found: Counter[Origin | None] = Counter()  # where leases found what they wanted; None is VRAM
 
     def enter(self, record: LeaseRecord) -> None:
@@ -127,7 +128,15 @@ class Placement:
             if record.images:  # no room, or somebody's turn comes first
                 self._park(record)
         self.fresh.clear()
+        self.due = False
         self._lock.notify_all()
+
+    def stir(self) -> None:
+        """`advance`, now or at the next look."""
+        if self.later:
+            self.due = True
+        else:
+            self.advance()
 
     def leave(self, record: LeaseRecord) -> None:
         """It waits for nothing any more."""
@@ -145,6 +154,8 @@ class Placement:
         """Whether the lease waits for room no longer: all that it misses has some now, or it is verified again."""
         if not self._claims.hold(record):
             return True
+        if not self._desk.readable(record.images.values()):  # their loader died meanwhile, and its slab was given back
+            self._park(record)
         missing = record.missing
         brief = record.purpose.brief
         gives_way = brief and len(self.lines) > 1  # others wait for room, too
@@ -219,5 +230,4 @@ class Placement:
             return
         self.fresh.append(record)
         self.proceed(record)
-        if not self.later:
-            self.advance()
+        self.stir()

@@ -29,7 +29,7 @@ class SlabTensors:
     """Tensors by slab. A slab of another kind is adopted once, and given back when a newer one has come.
 
     Adopting takes seconds where memory is registered with a driver, so it is done where that may be: when the
-    cache is made, and in the threads in which a host answers; never under the cache's lock.
+    cache is made, and in a thread of its own; never under the cache's lock, and in no step.
     """
 
     def __init__(self, device: Device, first: Slab) -> None:

@@ -179,7 +179,7 @@ class Stager:
 
     def poll(self) -> None:
         """Notices the copies that have completed or were refused."""
-        if not (self._copies.news or self._placement.fresh):
+        if not (self._copies.news or self._placement.due):
             if self._ended:
                 self.finish()
             return
@@ -189,7 +189,7 @@ class Stager:
         for refused in lost:
             self.shelf.forget(refused.entry)
             self._arrivals.lose(refused)
-        if landed or lost or self._placement.fresh:
+        if landed or lost or self._placement.due:
             self.advance()
         self.finish()
 
@@ -205,8 +205,7 @@ class Stager:
             self.shelf.bury(entry, Cause.RELOAD)
 
     def _answered(self) -> None:
-        if not self._placement.later:
-            self.advance()
+        self._placement.stir()
         self.finish()
 
     def _scrubbed(self, entry: Entry) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -33,13 +33,13 @@ def for_each(count: int, work: Callable[[int], None], threads: int, helpers: Hel
     """
     run, others = _Run(count, work), min(threads, count) - 1
     with nullcontext(helpers) if helpers is not None else Helpers(others) as crew:
-        crew.help(run, others)
         try:
+            crew.help(run, others)
             run.go()
         finally:
             run.end()
     if run.raised:
-        raise run.raised[min(run.raised)]
+        raise run.failure()
 
 
 class Helpers:
@@ -61,9 +61,10 @@ class Helpers:
         """Have `wanted` threads go, or as many as there are. Nobody comes once it is closed."""
         with self._lock:
             wanted = 0 if self._closed else min(wanted, self._most)
-            while len(self._threads) < wanted:
-                self._threads.append(threading.Thread(target=self._work, name="adapterd-each", daemon=True))
-                self._threads[-1].start()
+            with suppress(RuntimeError):  # the system gives no thread: the caller gets on with fewer
+                while len(self._threads) < wanted:
+                    self._start()
+            wanted = min(wanted, len(self._threads))
         for _ in range(wanted):
             self._asked.put(run)
 
@@ -76,6 +77,12 @@ class Helpers:
             self._asked.put(None)
         for thread in threads:
             thread.join(timeout)
+
+    def _start(self) -> None:
+        """Only one that runs is in the list, for `close` to wait for."""
+        thread = threading.Thread(target=self._work, name="adapterd-each", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _work(self) -> None:
         while (run := self._asked.get()) is not None:
@@ -124,6 +131,11 @@ class _Run:
             while self._inside:
                 self._changed.wait()
         self._work = _nothing  # a helper that is held up elsewhere may look at this run much later
+
+    def failure(self) -> BaseException:
+        """What is to be raised, once: who still has the run does not keep it, and what its traceback holds."""
+        raised, self.raised = self.raised, {}
+        return raised[min(raised)]
 
     def _take(self) -> int | None:
         with self._changed:

@@ -38,13 +38,13 @@ class _Flight:
     """A forward that was launched.
 
     Attributes:
-        ran: requests in row order, and which of their lives it was.
+        ran: requests in row order, which of their lives it was, and how many tokens have keys and values with it.
         spoke: whether all rows of each are in, so that a token comes.
         logits: [sequences, vocabulary].
         ahead: the next forward may be launched before the host knows these tokens.
     """
 
-    ran: Sequence[tuple[Generation, int]]
+    ran: Sequence[tuple[Generation, int, int]]
     spoke: Sequence[bool]
     logits: Tensor
     verdict: Verdict
@@ -85,8 +85,10 @@ class Pilot:
         if self._flight is not None and not self._flight.ahead:
             self.land()
         launched = self._launch()
-        self.land()
-        self._flight = launched
+        try:
+            self.land()
+        finally:
+            self._flight = launched
 
     # Launching
 
@@ -101,6 +103,7 @@ class Pilot:
         try:
             return self._flight_of(ran, logits_NV)
         except RuntimeError as fault:  # no memory for a verdict
+            self.land()
             self._fail_all(ran, fault)
             return None
 
@@ -113,7 +116,7 @@ class Pilot:
             for sequence, (each, speaks) in enumerate(zip(ran, spoke, strict=True)):
                 if speaks:
                     each.promise(sequence)
-        return _Flight([(each, each.life) for each in ran], spoke, logits_NV, verdict, ahead)
+        return _Flight([(each, each.life, each.kv.length) for each in ran], spoke, logits_NV, verdict, ahead)
 
     def _chosen(self) -> Chosen:
         """What the scheduler picks, less what turns out to be in the prefix cache already."""
@@ -133,6 +136,9 @@ class Pilot:
                     each.kv.reserve(count)
                     chosen.append((each, count))
             except (RuntimeError, AdapterdError) as fault:  # no memory for its keys and values
+                if self._flight is not None:  # which may end it, or another whose blocks it can have
+                    self.land()
+                    return self._chosen()
                 self._roll.fail(each, problems_of(fault))
         return chosen
 
@@ -184,19 +190,32 @@ class Pilot:
     # Landing
 
     def land(self) -> None:
-        """Waits for the forward that was launched, if one was, and takes the tokens that it brings. Idempotent."""
+        """Waits for the forward that was launched, if one was, and takes the tokens that it brings. Idempotent.
+
+        Raises what ending a request has raised, the first of it, once all tokens are taken: others go on by theirs.
+        """
         flight, self._flight = self._flight, None
         if flight is None:
             return
         try:
             verdicts = flight.verdict.wait()
         except RuntimeError as fault:  # what the device says only now
-            self._fail_all([each for each, _ in flight.ran], fault)
+            self._fail_all([each for each, life, _ in flight.ran if each.life == life], fault)
             return
         brought = zip(flight.ran, flight.spoke, verdicts, strict=True)
-        for row, ((each, life), spoke, (sound, largest)) in enumerate(brought):
-            if spoke and each.life == life:
-                self._take(each, flight.logits, row, sound=sound, largest=largest)
+        faults: list[Exception] = []
+        for row, ((each, life, length), spoke, (sound, largest)) in enumerate(brought):
+            if each.life != life:
+                continue
+            if sound:
+                each.landed = length
+            try:
+                if spoke:
+                    self._take(each, flight.logits, row, sound=sound, largest=largest)
+            except Exception as fault:  # noqa: BLE001 - of a lease that could not be given back, say
+                faults.append(fault)
+        if faults:
+            raise faults[0]
 
     def _take(self, each: Generation, logits_NV: Tensor, row: int, *, sound: int, largest: int) -> None:
         if not sound:

@@ -31,6 +31,7 @@ class Generation:
         arrival: see `Candidate`.
         tokens: the prompt, what was generated, and behind it perhaps one that is under way (`promise`).
         generated: how many were.
+        landed: tokens whose keys and values are of forwards that are known to have gone well.
         life: how often it has let go of its keys and values: what is under way then is in vain.
         adapted: whether it asks for an adapter.
         prefix_key: of the lease, once it was ready.
@@ -44,7 +45,7 @@ class Generation:
         self.kv = kv
         self.sample = Sampler(request)
         self.tokens = list(request.prompt)
-        self.generated = self.life = 0
+        self.generated = self.landed = self.life = 0
         self.prefix_key = b""
         self.applied: tuple[tuple[str, float], ...] = ()
         self.adapter_bytes: dict[str, int] = {}
@@ -128,4 +129,5 @@ class Generation:
     def _let_go(self) -> None:
         self.tokens = self.known
         self.life += 1
+        self.landed = 0
         self.kv.free()

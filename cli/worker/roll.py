@@ -94,11 +94,14 @@ class Roll:
         self.end(each, Reason.FAILED, problems)
 
     def remember(self, each: Generation) -> None:
-        """Into the prefix cache. It is only a cache: where there is no memory for it, it is emptied."""
-        if not each.started:
+        """Into the prefix cache, but nothing of a forward that is under way: it may fail, or be unsound.
+
+        It is only a cache: where there is no memory for it, it is emptied.
+        """
+        if not each.landed:
             return
         try:
-            self._prefix.keep(each.prefix_key, each.known, each.kv)
+            self._prefix.keep(each.prefix_key, each.known[: each.landed], each.kv)
         except RuntimeError:
             self._prefix.clear()
 

@@ -217,6 +217,44 @@ def test_what_the_last_step_heard_of_is_placed_when_anybody_looks() -> None:
         assert world.copied == 3
 
 
+def test_room_that_a_lease_may_take_since_the_last_step_is_taken_when_anybody_looks() -> None:
+    """It waited for room, then for a claim that trust had changed for; of that the last step hears."""
+    with World(vram=4, host=8) as world:
+        world.loader.publish("acme/a", 3), world.loader.publish("acme/b", 3)
+        held, lease = world.ready("acme/b"), world.acquire("acme/a")
+        world.settle()
+        world.loader.trust_changes += 1
+        held.release()
+        world.cache._stager.line_up(True)
+        world.pool.run_all()
+        world.cache._stager.line_up(False)
+        assert lease.record.state is LeaseState.WAITING
+        world.pump()
+        assert lease.record.state is LeaseState.COPYING
+        world.settle()
+        assert lease.ready
+
+
+def test_a_step_that_is_interrupted_puts_nothing_off_for_ever() -> None:
+    with World(host_kind=_Interrupted) as world:
+        world.loader.publish("acme/a")
+        lease = world.acquire("acme/a")
+        ticket = world.cache.begin_step([])
+        with pytest.raises(KeyboardInterrupt):
+            ticket.end()
+        world.pool.run_all()
+        assert lease.record.state is LeaseState.COPYING
+
+
+class _Interrupted(HostCache):
+    """Ctrl-C comes while a step hears of answers."""
+
+    def deliver(self, most: int | None = None) -> None:
+        if most is not None:
+            raise KeyboardInterrupt
+        super().deliver(most)
+
+
 def test_one_of_those_who_wait_looks_often_and_none_while_steps_run() -> None:
     with World() as world:
         cache = world.cache

@@ -187,3 +187,46 @@ def test_what_was_begun_has_ended_when_a_call_returns() -> None:
     with Helpers(1) as helpers:
         for_each(2, work, 2, helpers)
         assert sorted(ended) == [0, 1]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_where_the_system_gives_no_thread_the_caller_works_alone(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what did not start is neither counted on nor waited for."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Helpers(2) as helpers:
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        seen: list[int] = []
+        for_each(5, lambda _: seen.append(threading.get_ident()), 3, helpers if kept else None)
+        assert seen == [threading.get_ident()] * 5
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert len(crowd(3, helpers)) == 3
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_a_failed_call_was_about_goes_with_its_exception(threads: int) -> None:
+    """At once: what a traceback refers to may be memory that somebody wants to give back."""
+
+    class Big:
+        """What stands for it."""
+
+    gone: list[weakref.ref[Big]] = []
+
+    def work(index: int) -> None:
+        big = Big()
+        gone.append(weakref.ref(big))
+        raise LookupError(index)
+
+    gc.disable()
+    try:
+        with Helpers(2) as helpers:
+            with pytest.raises(LookupError) as failed:
+                for_each(3, work, threads, helpers)
+            del failed
+        assert gone
+        assert [each() for each in gone] == [None] * len(gone)
+    finally:
+        gc.enable()

@@ -163,8 +163,12 @@ class Conversations:
             self._inbox.read()
             self._say(link, again)
             link.flush()
-            for frame in self._heard(link):
-                self._inbox.put(frame)
+            try:
+                for frame in self._heard(link):
+                    self._inbox.put(frame)
+            except (EOFError, OSError, Garbled):
+                self._inbox.read(last=True)  # what it said before that holds: answers, or why it refuses us
+                raise
 
     def _say(self, link: Link, again: set[int]) -> None:
         """Takes what is queued. A change of trust goes before whatever was asked after it."""

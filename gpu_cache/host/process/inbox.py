@@ -32,13 +32,13 @@ class Inbox:
         self._lock = Lock()
         self._frames: deque[tuple[float, Frame]] = deque()
         self._stepped = -PATIENCE_SECONDS
-        self._raised: BaseException | None = None
+        self._raised: Exception | None = None
 
     def put(self, frame: Frame) -> None:
         self._frames.append((self._clock(), frame))
 
     def deliver(self, most: int | None) -> None:
-        """For any thread that holds no lock: never waits and never raises.
+        """For any thread that holds no lock: never waits, and raises nothing but an interrupt of that thread.
 
         Args:
             most: answers, in a step: what comes soon afterwards is left to the next one. None: what is left to nobody.
@@ -48,20 +48,27 @@ class Inbox:
         if not self._frames or not self._lock.acquire(blocking=False):
             return
         try:
-            self._take_some(most)
-        except BaseException as cause:  # noqa: BLE001 - the reader ends the conversation for it
-            self._raised = cause
-            self._wake()
+            if self._raised is None:  # else it is over with the conversation
+                self._take_some(most)
+        except Exception as cause:  # noqa: BLE001 - the reader ends the conversation for it
+            self._end(cause)
+        except BaseException:  # the caller is to stop; what was half taken is lost, so all of it is asked again
+            self._end(EOFError("who took its answers was interrupted"))
+            raise
         finally:
             self._lock.release()
 
-    def read(self) -> None:
-        """For the reader: takes what is left to nobody else. Raises what came out of anybody's taking."""
+    def read(self, *, last: bool = False) -> None:
+        """For the reader: takes what is left to nobody else. Raises what came out of anybody's taking.
+
+        Args:
+            last: nothing will follow: nothing is left to anybody.
+        """
         with self._lock:
             raised, self._raised = self._raised, None
             if raised is not None:
                 raise raised
-            self._take_some(None)
+            self._take_some(len(self._frames) if last else None)
 
     def left(self) -> float | None:
         """Seconds until the reader has to look again; None while there is nothing."""
@@ -76,6 +83,11 @@ class Inbox:
         with self._lock:
             self._frames.clear()
             self._raised = None
+
+    def _end(self, cause: Exception) -> None:
+        """With the lock."""
+        self._raised = cause
+        self._wake()
 
     def _due(self, since: float) -> float:
         """When the reader takes what came then."""

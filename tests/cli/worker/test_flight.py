@@ -130,3 +130,88 @@ def test_more_sequences_than_are_remembered_wait_for_each_other() -> None:
     with pytest.raises(RuntimeError):
         flat.hear(torch.zeros(MOST_SAID + 1, dtype=torch.int64))
     flat.close()
+
+
+def test_no_room_for_keys_and_values_is_not_said_before_the_tokens_under_way_are_known(tmp_path: Path) -> None:
+    """The last of them may be a stop token: it needs no room then, and gives its own back."""
+    full, short = list(range(1, BLOCK_TOKENS)), [1, 2, 3]
+    with WorkerWorld(tmp_path, flat={"kv_blocks": 2}) as world:
+        whole, other = world.answer(None, full, 6), world.answer(None, short, 6)
+        assert whole[1] not in whole[:1] and other[1] not in other[:1]
+        world.ask("holds a block", None, short, 6)
+        world.ask("stops itself", None, full, 6, stop=frozenset({whole[1]}))
+        world.run()
+        assert (world.tokens("holds a block"), world.tokens("stops itself")) == (other, whole[:2])
+        world.ask("makes room", None, short, 6, stop=frozenset({other[1]}))
+        world.ask("takes it", None, full, 6)
+        world.run()
+        assert (world.tokens("makes room"), world.tokens("takes it")) == (other[:2], whole)
+        world.ask("holds a block", None, short, 8)
+        world.ask("has none", None, full, 6)
+        world.run()
+        assert world.ended("has none").problems[0].code is Code.BUDGET_EXCEEDED
+
+
+@pytest.mark.parametrize("gone", ["cancel", "pause"])
+def test_nothing_of_a_forward_that_is_under_way_is_kept_for_others(tmp_path: Path, gone: str) -> None:
+    """It was not sound, and whoever began like it would have got its NaNs."""
+    prompt = list(range(2 * BLOCK_TOKENS + 4))
+    with WorkerWorld(tmp_path, prefix=PrefixCache(8)) as world:
+        spoiled = world.model.get_submodule("model.layers.0.self_attn.v_proj")
+        handle = spoiled.register_forward_hook(lambda _module, _args, output: output * float("nan"))
+        world.ask("a", None, prompt, 4)
+        before = len(world.flat.ids)
+        world.run(lambda: len(world.flat.ids) > before)
+        handle.remove()
+        getattr(world.loop, gone)("a")
+        assert world.prefix.blocks == 0
+        world.check_greedy(prompt, world.answer(None, prompt), ())
+        if gone == "pause":
+            world.loop.resume("a")
+            world.run()
+            world.check_greedy(prompt, world.tokens("a"), ())
+
+
+def test_no_memory_for_a_verdict_takes_nothing_from_the_answers_before_it(tmp_path: Path) -> None:
+    with WorkerWorld(tmp_path) as world:
+        whole = world.answer(None, PROMPT, 8)
+        place = next(n for n in range(1, 8) if whole[n] not in whole[:n])
+        hear, heard = world.flat.hear, [0]
+
+        def fail(tokens: Tensor) -> None:
+            heard[0] += 1
+            if heard[0] == place + 2:
+                raise RuntimeError("out of memory")
+            hear(tokens)
+
+        world.flat.hear = fail  # type: ignore[method-assign]
+        world.ask("stops", None, PROMPT, 8, stop=frozenset({whole[place]}))
+        world.ask("goes on", None, PROMPT, 8)
+        world.run()
+        assert world.ended("stops").reason is Reason.STOP
+        assert world.tokens("stops") == world.tokens("goes on") == whole[: place + 1]
+        assert world.ended("goes on").problems[0].code is Code.DEVICE_ERROR
+
+
+def test_an_end_that_raises_leaves_the_others_their_tokens(tmp_path: Path) -> None:
+    """Theirs came with the same forward, and the next one is under way already."""
+    with WorkerWorld(tmp_path) as world:
+        whole = world.answer(None, PROMPT, 8)
+        place = next(n for n in range(1, 8) if whole[n] not in whole[:n])
+        world.ask("stops", None, PROMPT, 8, stop=frozenset({whole[place]}))
+        world.ask("goes on", None, PROMPT, 8)
+        world.loop.step()
+        hold = world.loop._roll.find("stops").hold
+        release = hold.release
+
+        def fail() -> None:
+            release()
+            raise RuntimeError("the device is gone")
+
+        hold.release = fail  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="gone"):
+            world.run()
+        for _ in range(len(whole) + 2):
+            world.loop.step()
+        assert world.ended("stops").reason is Reason.STOP
+        assert world.tokens("goes on") == whole

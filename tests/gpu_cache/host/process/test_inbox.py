@@ -11,6 +11,7 @@ from adapterd.gpu_cache.host.process.inbox import PATIENCE_SECONDS, Inbox
 from fakes.devices import Barrier
 
 FACTS, ANSWER, GARBAGE = Frame(b"facts"), Frame(b"answer"), Frame(b"garbage")
+INTERRUPT = Frame(b"interrupt")
 
 
 class World:
@@ -24,6 +25,8 @@ class World:
     def _take(self, frame: Frame) -> bool:
         if frame is GARBAGE:
             raise Garbled("no message")
+        if frame is INTERRUPT:
+            raise KeyboardInterrupt
         if self.barrier is not None:
             self.barrier.stop()
         self.taken.append(frame.head)
@@ -110,6 +113,37 @@ def test_what_a_step_cannot_take_is_the_readers_to_hear() -> None:
     world.inbox.clear()
     world.inbox.read()
     assert world.taken == []
+
+
+def test_behind_what_could_not_be_taken_no_step_takes_anything() -> None:
+    world = World()
+    world.inbox.deliver(1)
+    world.put(GARBAGE, ANSWER)
+    world.inbox.deliver(1)
+    world.inbox.deliver(1)
+    assert world.taken == []
+    with pytest.raises(Garbled):
+        world.inbox.read()
+
+
+def test_an_interrupt_is_its_threads_own_and_the_reader_begins_again() -> None:
+    """Ctrl-C comes to the serving thread, whatever it is at; what it had half taken is asked for once more."""
+    world = World()
+    world.inbox.deliver(1)
+    world.put(INTERRUPT, ANSWER)
+    with pytest.raises(KeyboardInterrupt):
+        world.inbox.deliver(1)
+    assert world.woken == 1
+    with pytest.raises(EOFError):
+        world.inbox.read()
+
+
+def test_when_the_loader_has_gone_nothing_of_what_it_said_is_left_to_a_step() -> None:
+    world = World()
+    world.inbox.deliver(1)
+    world.put(FACTS, ANSWER, FACTS, ANSWER, FACTS)
+    world.inbox.read(last=True)
+    assert world.taken == [b"facts", b"answer"] * 2 + [b"facts"]
 
 
 def test_another_loader_is_not_blamed_for_what_the_last_one_said() -> None:
