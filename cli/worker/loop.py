@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -110,13 +111,18 @@ class ServingLoop:
         return self._draining and not len(self._roll)
 
     def close(self) -> None:
-        """Ends everything that is open. Idempotent."""
+        """Ends everything that is open, all of it also where one raises. Idempotent."""
         self._draining = True
-        self._pilot.land()
-        for each in self._roll.all:
-            self._roll.end(each, Reason.CANCELLED)
-        self._prefix.clear()
-        self._roll.tell()
+        with ExitStack() as ends:  # the last first
+            ends.callback(self._roll.tell)
+            ends.callback(self._prefix.clear)
+            ends.callback(self._end_all)
+            ends.callback(self._pilot.land)
+
+    def _end_all(self) -> None:
+        with ExitStack() as ends:
+            for each in reversed(self._roll.all):
+                ends.callback(self._roll.end, each, Reason.CANCELLED)
 
     def __enter__(self) -> Self:
         return self

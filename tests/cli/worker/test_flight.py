@@ -215,3 +215,22 @@ def test_an_end_that_raises_leaves_the_others_their_tokens(tmp_path: Path) -> No
             world.loop.step()
         assert world.ended("stops").reason is Reason.STOP
         assert world.tokens("goes on") == whole
+
+
+def test_closing_ends_all_though_one_end_raises(tmp_path: Path) -> None:
+    with WorkerWorld(tmp_path) as world:
+        for name in ("first", "second"):
+            world.ask(name, None, PROMPT, 8)
+        world.loop.step()
+        hold = world.loop._roll.find("first").hold
+        release = hold.release
+
+        def fail() -> None:
+            release()
+            raise RuntimeError("the device is gone")
+
+        hold.release = fail  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="gone"):
+            world.loop.close()
+        assert [world.ended(name).reason for name in ("first", "second")] == [Reason.CANCELLED] * 2
+        world.loop.close()
