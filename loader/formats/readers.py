@@ -79,11 +79,7 @@ class DescriptorReader:
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """As `read_at`, into memory of the caller's: fresh memory for every large read costs as much as the read."""
-        while target:
-            got = self._checked(partial(os.preadv, self._descriptor, [target], offset))
-            if not got:
-                raise error(Code.ST_TRUNCATED, shown(self._name), f"ends {len(target)} bytes too early", AGAIN)
-            offset, target = offset + got, target[got:]
+        self.read_parts(offset, (target,))
 
     def read_parts(self, offset: int, parts: Sequence[memoryview]) -> None:
         """As `read_into`, into several places, one after the other: in one call of the system's for many of them."""

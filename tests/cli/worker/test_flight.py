@@ -193,6 +193,18 @@ def test_no_memory_for_a_verdict_takes_nothing_from_the_answers_before_it(tmp_pa
         assert world.ended("goes on").problems[0].code is Code.DEVICE_ERROR
 
 
+def _end_raises(world: WorkerWorld, name: str) -> None:
+    """What ends it does so, and raises."""
+    hold = world.loop._roll.find(name).hold
+    release = hold.release
+
+    def fail() -> None:
+        release()
+        raise RuntimeError("the device is gone")
+
+    hold.release = fail  # type: ignore[method-assign]
+
+
 def test_an_end_that_raises_leaves_the_others_their_tokens(tmp_path: Path) -> None:
     """Theirs came with the same forward, and the next one is under way already."""
     with WorkerWorld(tmp_path) as world:
@@ -201,14 +213,7 @@ def test_an_end_that_raises_leaves_the_others_their_tokens(tmp_path: Path) -> No
         world.ask("stops", None, PROMPT, 8, stop=frozenset({whole[place]}))
         world.ask("goes on", None, PROMPT, 8)
         world.loop.step()
-        hold = world.loop._roll.find("stops").hold
-        release = hold.release
-
-        def fail() -> None:
-            release()
-            raise RuntimeError("the device is gone")
-
-        hold.release = fail  # type: ignore[method-assign]
+        _end_raises(world, "stops")
         with pytest.raises(RuntimeError, match="gone"):
             world.run()
         for _ in range(len(whole) + 2):
@@ -222,14 +227,7 @@ def test_closing_ends_all_though_one_end_raises(tmp_path: Path) -> None:
         for name in ("first", "second"):
             world.ask(name, None, PROMPT, 8)
         world.loop.step()
-        hold = world.loop._roll.find("first").hold
-        release = hold.release
-
-        def fail() -> None:
-            release()
-            raise RuntimeError("the device is gone")
-
-        hold.release = fail  # type: ignore[method-assign]
+        _end_raises(world, "first")
         with pytest.raises(RuntimeError, match="gone"):
             world.loop.close()
         assert [world.ended(name).reason for name in ("first", "second")] == [Reason.CANCELLED] * 2
