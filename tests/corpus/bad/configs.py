@@ -7,9 +7,20 @@ import json
 from corpus.bad.building import BASE, PRE, T, case, config, files, lora, st
 
 
+def c(**kw):
+    return files(cfg=config(**kw))
+
+
 def config_cases():
-    def c(**kw):
-        return files(cfg=config(**kw))
+    json_cases()
+    rank_and_alpha_cases()
+    target_cases()
+    switch_cases()
+    base_cases()
+    extension_cases()
+
+
+def json_cases():
     case("cfg_missing", "MISSING_CONFIG", files(cfg=...))
     case("cfg_empty", "CONFIG_NOT_JSON", files(cfg=b""))
     case("cfg_trailing_comma", "CONFIG_NOT_JSON", files(cfg=config()[:-2] + b",}"))
@@ -24,6 +35,9 @@ def config_cases():
     case("cfg_nan_alpha", "CONFIG_BAD_VALUE", files(cfg=config().replace(b'"lora_alpha": 8', b'"lora_alpha": NaN')), also=["CONFIG_NOT_JSON"], note="Python's parser takes NaN; JSON does not have it")
     case("cfg_inf_alpha", "CONFIG_BAD_VALUE", files(cfg=config().replace(b'"lora_alpha": 8', b'"lora_alpha": 1e999')), also=["CONFIG_NOT_JSON"])
     case("cfg_bigint_r", "CONFIG_BAD_VALUE", files(cfg=config().replace(b'"r": 4', b'"r": ' + b"9" * 5000)), also=["CONFIG_NOT_JSON", "RANK_TOO_LARGE"])
+
+
+def rank_and_alpha_cases():
     for tag, val in (("string", "4"), ("float", 4.0), ("fraction", 4.5), ("bool", True), ("null", None), ("list", [4])):
         case(f"cfg_r_{tag}", "CONFIG_BAD_TYPE", c(r=val), also=["CONFIG_BAD_VALUE", "CONFIG_MISSING_FIELD"])
     case("cfg_r_zero", "CONFIG_BAD_VALUE", c(r=0), also=["RANK_ZERO"])
@@ -36,6 +50,9 @@ def config_cases():
     case("cfg_alpha_negative", "SCALE_SUSPECT", c(lora_alpha=-8), verdict="warn", also=["CONFIG_BAD_VALUE"], note="legal arithmetic, flips the sign; rejecting is fine too")
     case("cfg_alpha_1e5", "SCALE_SUSPECT", c(lora_alpha=400000), verdict="warn", also=["CONFIG_BAD_VALUE"], note="scale 1e5; seen in the wild as r=1000, alpha=100000")
     case("cfg_alpha_1e300", "CONFIG_BAD_VALUE", c(lora_alpha=1e300), also=["SCALE_SUSPECT"], note="not representable in float32")
+
+
+def target_cases():
     case("cfg_targets_null", "CONFIG_BAD_VALUE", c(target_modules=None), also=["CONFIG_MISSING_FIELD", "CONFIG_BAD_TYPE"], note="PEFT would guess from the architecture")
     case("cfg_targets_empty", "CONFIG_BAD_VALUE", c(target_modules=[]), also=["CONFIG_TENSOR_DISAGREE", "CONFIG_MISSING_FIELD"])
     case("cfg_targets_int", "CONFIG_BAD_TYPE", c(target_modules=[1, 2]))
@@ -47,6 +64,9 @@ def config_cases():
     case("cfg_rank_pattern_zero", "CONFIG_BAD_VALUE", c(rank_pattern={"q_proj": 0}), also=["RANK_MISMATCH"])
     case("cfg_rank_pattern_list", "CONFIG_BAD_TYPE", c(rank_pattern=["q_proj"]))
     case("cfg_alpha_pattern_string", "CONFIG_BAD_TYPE", c(alpha_pattern={"q_proj": "16"}))
+
+
+def switch_cases():
     case("cfg_peft_type_missing", "CONFIG_MISSING_FIELD", c(peft_type=...), also=["UNKNOWN_FORMAT"])
     case("cfg_peft_type_unknown", "UNSUPPORTED_PEFT_TYPE", c(peft_type="LORA_XL"))
     case("cfg_peft_type_lower", "UNSUPPORTED_PEFT_TYPE", c(peft_type="lora"), also=["CONFIG_BAD_VALUE"], note="PEFT refuses it; at least one server lower-cases")
@@ -69,12 +89,18 @@ def config_cases():
          note="must never be imported or looked up; rejecting is fine too")
     case("cfg_megatron_core_module", "UNSUPPORTED_FEATURE", c(megatron_config={"tensor_model_parallel_size": 1}, megatron_core="corpus_must_not_be_imported"), also=["CONFIG_BAD_VALUE"],
          note="older PEFT imported the module that this field names, newer PEFT keeps an allow-list; refuse unless null / megatron.core")
+
+
+def base_cases():
     case("cfg_base_traversal", "BASE_MISMATCH", c(base_model_name_or_path="../../../../srv/models/private"), also=["CONFIG_BAD_VALUE"], note="must not be opened")
     case("cfg_base_url", "BASE_MISMATCH", c(base_model_name_or_path="http://127.0.0.1:9/model"), also=["CONFIG_BAD_VALUE"], note="must not be fetched")
     case("cfg_base_missing", "CONFIG_MISSING_FIELD", c(base_model_name_or_path=...), also=["BASE_MISMATCH"], note="or accept when the uploader names the base")
     case("cfg_base_null", "CONFIG_MISSING_FIELD", c(base_model_name_or_path=None, revision=None), also=["BASE_MISMATCH", "CONFIG_BAD_TYPE"], note="or accept when the uploader names the base")
     case("cfg_stub", "CONFIG_MISSING_FIELD", files(cfg=b'{"base_model": "corpus/tiny-llama"}'), also=["UNKNOWN_FORMAT"])
     case("cfg_not_peft_at_all", "CONFIG_MISSING_FIELD", files(cfg=json.dumps({"adapter_type": "controller", "base_model_name_or_path": BASE["base_model"], "n_heads": 8}).encode()), also=["UNKNOWN_FORMAT"])
+
+
+def extension_cases():
     case("cfg_alora", "UNSUPPORTED_FEATURE", c(alora_invocation_tokens=[5, 6]))
     case("cfg_bdlora", "UNSUPPORTED_FEATURE", c(use_bdlora={"target_modules_bd_a": ["o_proj"], "target_modules_bd_b": ["q_proj"], "nblocks": 2, "match_strict": True}))
     case("cfg_qalora", "UNSUPPORTED_FEATURE", c(use_qalora=True))

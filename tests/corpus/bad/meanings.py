@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from corpus.bad.building import PRE, Q0, T, case, config, files, lora, on, pack, pairs, st, values
 
+A, B = ".lora_A.weight", ".lora_B.weight"
+
+
+def s(t, **kw):
+    return files(cfg=config(**kw), weights=st(t))
+
 
 def semantic_cases():
-    def s(t, **kw):
-        return files(cfg=config(**kw), weights=st(t))
-    A, B = ".lora_A.weight", ".lora_B.weight"
+    base_cases()
+    shape_and_rank_cases()
+    missing_and_foreign_cases()
+    empty_and_odd_shape_cases()
+    value_cases()
+    dtype_cases()
+    name_cases()
+    smuggled_cases()
+    no_effect_cases()
+    other_base_cases()
+
+
+def base_cases():
     case("sem_wrong_base_name", "BASE_MISMATCH", files(cfg=config(base_model_name_or_path="corpus/tiny-mistral")))
     case("sem_wrong_revision", "BASE_REVISION_MISMATCH", files(cfg=config(revision="0" * 40)), also=["BASE_MISMATCH"])
     case("sem_revision_is_branch", "BASE_REVISION_MISMATCH", files(cfg=config(revision="main")), verdict="warn", also=["BASE_MISMATCH"], note="a moving name; cannot be checked")
+
+
+def shape_and_rank_cases():
     t = lora()
     t[Q0 + A] = T([4, 64], seed=1)
     case("sem_wrong_in_width", "SHAPE_MISMATCH", s(t))
@@ -31,6 +50,9 @@ def semantic_cases():
     case("sem_rank_pattern_unused", "CONFIG_TENSOR_DISAGREE", s(lora(), alpha_pattern={"qproj": 800}), verdict="warn", also=["CONFIG_BAD_VALUE"], note="a pattern that matches no module; PEFT says nothing")
     big = lora(targets=("self_attn.q_proj",), layers=(0,), r=4096, dtype="F16")
     case("sem_rank_too_large", "RANK_TOO_LARGE", s(big, r=4096, target_modules=["q_proj"], layers_to_transform=[0]), also=["QUOTA_EXCEEDED"])
+
+
+def missing_and_foreign_cases():
     t = lora()
     t.pop(Q0 + B)
     case("sem_missing_b", "MISSING_TENSOR", s(t))
@@ -44,12 +66,18 @@ def semantic_cases():
     case("sem_layer_out_of_range", "UNKNOWN_MODULE", s(lora(layers=(0, 1, 7))), also=["CONFIG_TENSOR_DISAGREE"])
     case("sem_layer_leading_zero", "UNKNOWN_MODULE", s({k.replace("layers.1", "layers.01"): v for k, v in lora().items()}), also=["UNKNOWN_KEY", "MISSING_TENSOR"], note="int('01') is 1")
     case("sem_layer_unicode_digit", "ST_BAD_NAME", s({k.replace("layers.1", "layers.\u0661"): v for k, v in lora().items()}), also=["UNKNOWN_KEY", "UNKNOWN_MODULE", "MISSING_TENSOR"], note="Arabic-Indic digit: \\d and int() take it")
+
+
+def empty_and_odd_shape_cases():
     case("sem_empty_state_dict", "EMPTY_ADAPTER", files(weights=st({})), also=["MISSING_TENSOR"], note="40-byte file, as written under ZeRO-3")
     case("sem_zero3_empty_tensors", "EMPTY_TENSOR", s({k: T([0], raw=b"") for k in lora()}), also=["SHAPE_MISMATCH"])
     case("sem_zero_rank_tensors", "RANK_ZERO", s({k: (T([0, v.shape[1]], raw=b"") if "lora_A" in k else T([v.shape[0], 0], raw=b"")) for k, v in lora().items()}), also=["EMPTY_TENSOR", "RANK_MISMATCH", "SHAPE_MISMATCH"])
     case("sem_1d_tensors", "SHAPE_MISMATCH", s({k: T([v.shape[0] * v.shape[1]], seed=2) for k, v in lora().items()}))
     case("sem_3d_tensors", "SHAPE_MISMATCH", s({k: T([1] + v.shape, seed=2) for k, v in lora().items()}))
     case("sem_scalar_tensor", "SHAPE_MISMATCH", s({**lora(), Q0 + A: T([], seed=2)}), also=["RANK_MISMATCH"])
+
+
+def value_cases():
     case("sem_all_zero_b", "ZERO_DELTA", s({k: (T(v.shape, vals=[0.0] * (v.shape[0] * v.shape[1])) if "lora_B" in k else v) for k, v in lora().items()}), also=["EMPTY_ADAPTER"], note="never trained, or saved from the wrong object; a warning only where the uploader allows it by name")
     t = lora()
     t[Q0 + B] = T([32, 4], vals=[0.0] * 128)
@@ -74,12 +102,18 @@ def semantic_cases():
     case("sem_overflows_f16", "SCALE_SUSPECT", s(t), verdict="warn", also=["NONFINITE", "DTYPE_RANGE"], note="finite in float32, infinite once cast to the serving dtype")
     t = {k: T(v.shape, raw=b"".join(v.raw[i:i + 4][::-1] for i in range(0, len(v.raw), 4))) for k, v in lora().items()}
     case("sem_byteswapped", "SCALE_SUSPECT", s(t), verdict="warn", also=["NONFINITE", "DTYPE_RANGE"], note="big-endian data")
+
+
+def dtype_cases():
     for dt in ("I8", "F8_E4M3", "BOOL", "I64"):
         case(f"sem_dtype_{dt.lower()}", "DTYPE_UNSUPPORTED", s(lora(dtype=dt)))
     case("sem_dtype_f64", "DTYPE_UNSUPPORTED", s(lora(dtype="F64")), verdict="warn", note="may be cast down; say so. Rejecting is fine too")
     t = lora()
     t.update({k: T(v.shape, "BF16", seed=3) for k, v in t.items() if "lora_B" in k})
     case("sem_mixed_dtypes", "DTYPE_MIXED", s(t), verdict="warn")
+
+
+def name_cases():
     t = {k.replace(PRE, PRE + PRE): v for k, v in lora().items()}
     case("sem_double_prefix", "KEY_PREFIX", s(t), also=["UNKNOWN_KEY", "UNKNOWN_MODULE"], note="PEFT matches nothing, warns only")
     case("sem_no_prefix", "KEY_PREFIX", s(lora(prefix="")), also=["UNKNOWN_KEY", "UNKNOWN_MODULE"])
@@ -103,6 +137,9 @@ def semantic_cases():
         t[f"{PRE}model.layers.{i}.self_attn.qkv_proj{A}"] = T([4, 32], seed=i)
         t[f"{PRE}model.layers.{i}.self_attn.qkv_proj{B}"] = T([64, 4], seed=i + 5)
     case("sem_fused_on_split_base", "UNKNOWN_MODULE", s(t, target_modules=["qkv_proj"]))
+
+
+def smuggled_cases():
     t = {**lora(), f"{PRE}model.layers.0.self_attn.q_proj.weight": T([32, 32], seed=3)}
     case("sem_full_weight_smuggled", "UNKNOWN_KEY", s(t), also=["CONFIG_TENSOR_DISAGREE"], note="a whole base matrix rides along")
     t = {**lora(), f"{PRE}model.layers.0.self_attn.q_proj.base_layer.weight": T([32, 32], seed=3)}
@@ -113,6 +150,9 @@ def semantic_cases():
     case("sem_vocab_mismatch", "SHAPE_MISMATCH", s(t, target_modules=["q_proj", "v_proj", "embed_tokens"]), also=["UNSUPPORTED_FEATURE"], note="trained with a resized vocabulary (128 against 96)")
     t = {**lora(), f"{PRE}lm_head.weight": T([104, 32], seed=1)}
     case("sem_resized_head_saved", "UNKNOWN_KEY", s(t), also=["UNSUPPORTED_FEATURE", "SHAPE_MISMATCH", "CONFIG_TENSOR_DISAGREE"], note="auto-saved because tokens were added; the config does not say so")
+
+
+def no_effect_cases():
     t = lora()
     for k, v in t.items():       # A lives in the first two ranks, B in the last two
         n = v.shape[1] if A in k else v.shape[0]
@@ -121,6 +161,9 @@ def semantic_cases():
     case("sem_product_zero", "ZERO_DELTA", s(t), also=["EMPTY_ADAPTER"], note="neither A nor B is zero, B*A is, exactly, in every module; a warning only where the uploader allows it by name")
     t = {k: T(v.shape, vals=[x * 1e-25 for x in values(v.shape[0] * v.shape[1], 4)]) for k, v in lora().items()}
     case("sem_product_underflows", "ZERO_DELTA", s(t), verdict="warn", also=["SCALE_SUSPECT", "DTYPE_RANGE"], note="both factors are ordinary float32, about 1e-26; their product is 0 in float32; rejecting is fine too")
+
+
+def other_base_cases():
     case("sem_target_case_folded", "CONFIG_TENSOR_DISAGREE", s(lora(), target_modules=["q_proj", "V_proj"]), also=["UNKNOWN_KEY"], note="target V_proj, tensors v_proj: they agree only for a reader that folds case; PEFT drops v_proj")
     t = {k.replace("q_proj", "query").replace("v_proj", "value"): v for k, v in lora().items()}
     case("sem_renamed_modules", "UNKNOWN_MODULE", s(t, target_modules=["query", "value"]), note="another library version calls them so, shapes fit; name the near ones (q_proj, v_proj)")

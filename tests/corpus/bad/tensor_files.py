@@ -8,17 +8,32 @@ import struct
 from corpus.bad.building import Q0, T, case, evil_pickle, frame, lora, pack, st, values, w, zip_bytes
 
 
-def tensor_file_cases():
+def taken_apart():
+    """A good file, the length of its header, the header and the data."""
     ok = st(lora())
     n = struct.unpack("<Q", ok[:8])[0]
-    hdr, data = ok[8:8 + n], ok[8 + n:]
-    one = {Q0 + ".lora_A.weight": T([4, 32], seed=3)}
+    return ok, n, ok[8:8 + n], ok[8 + n:]
 
-    def info(**kw):
-        d = {"dtype": "F32", "shape": [4, 32], "data_offsets": [0, 512]}
-        d.update(kw)
-        return st({Q0 + ".lora_A.weight": T([4, 32], seed=3, info=d)})
 
+def info(**kw):
+    d = {"dtype": "F32", "shape": [4, 32], "data_offsets": [0, 512]}
+    d.update(kw)
+    return st({Q0 + ".lora_A.weight": T([4, 32], seed=3, info=d)})
+
+
+def tensor_file_cases():
+    header_cases()
+    repeated_key_cases()
+    description_cases()
+    offset_cases()
+    length_cases()
+    name_cases()
+    many_tensor_cases()
+    other_format_cases()
+
+
+def header_cases():
+    ok, n, hdr, data = taken_apart()
     case("st_empty_file", "ST_TRUNCATED", w(b""))
     case("st_seven_bytes", "ST_TRUNCATED", w(b"\x10\0\0\0\0\0\0"))
     case("st_header_len_zero", "ST_HEADER_INVALID", w(struct.pack("<Q", 0)))
@@ -37,6 +52,10 @@ def tensor_file_cases():
     case("st_header_nul_padding", "ST_HEADER_INVALID", w(frame(hdr.rstrip() + b"\0" * 8, data)), note="padding must be spaces")
     case("st_header_deep", "ST_HEADER_INVALID", w(frame(b'{"__metadata__":' + b'{"a":' * 60000 + b"1" + b"}" * 60000 + b"}", b"")),
          also=["ST_METADATA", "ST_HEADER_TOO_DEEP"], note="must not end in a recursion error or a crash")
+
+
+def repeated_key_cases():
+    _, _, hdr, data = taken_apart()
     case("st_dup_tensor_key", "ST_DUPLICATE_KEY", w(st([(Q0 + ".lora_A.weight", T([4, 32], seed=1)), (Q0 + ".lora_A.weight", T([4, 32], seed=2))])),
          also=["ST_OFFSET_HOLE"], note="a parser that keeps the last one reads other bytes than one that keeps the first")
     twice = [(Q0 + ".lora_A.weight", T([4, 32], seed=1)), (Q0 + ".lora_A.weight", T([32, 4], raw=b"", offsets=[0, 512]))]
@@ -46,8 +65,11 @@ def tensor_file_cases():
     case("st_dup_info_field", "ST_DUPLICATE_KEY", w(frame(
         ('{"%s":{"dtype":"F32","shape":[4,32],"shape":[32,4],"data_offsets":[0,512]}}' % (Q0 + ".lora_A.weight")).encode(),
         pack(values(128, 3), "F32"))))
-    case("st_metadata_not_string", "ST_METADATA", w(st(one, metadata={"format": "pt", "rank": 4})))
+    case("st_metadata_not_string", "ST_METADATA", w(st({Q0 + ".lora_A.weight": T([4, 32], seed=3)}, metadata={"format": "pt", "rank": 4})))
     case("st_metadata_200kb", "ST_METADATA", w(st(lora(), metadata={"note": "A" * 200000})), also=["ST_HEADER_TOO_LARGE"], note="quota")
+
+
+def description_cases():
     case("st_unknown_dtype", "ST_BAD_DTYPE", w(info(dtype="F12")))
     case("st_lowercase_dtype", "ST_BAD_DTYPE", w(info(dtype="f32")))
     case("st_shape_negative", "ST_BAD_SHAPE", w(info(shape=[-4, -32])))
@@ -66,6 +88,9 @@ def tensor_file_cases():
     case("st_offsets_three", "ST_OFFSET_RANGE", w(info(data_offsets=[0, 256, 512])), also=["ST_HEADER_INVALID"])
     case("st_offsets_missing", "ST_HEADER_INVALID", w(st({Q0 + ".lora_A.weight": T([4, 32], info={"dtype": "F32", "shape": [4, 32]})})), also=["ST_OFFSET_RANGE"])
     case("st_offsets_into_header", "ST_OFFSET_RANGE", w(info(data_offsets=[2**64 - 8, 504])), also=["ST_OVERFLOW", "ST_HEADER_INVALID"])
+
+
+def offset_cases():
     t = {Q0 + ".lora_A.weight": T([4, 32], seed=1), Q0 + ".lora_B.weight": T([32, 4], seed=2)}
     t[Q0 + ".lora_B.weight"].offsets = [256, 768]
     case("st_offsets_overlap", "ST_OFFSET_OVERLAP", w(st(t)))
@@ -79,11 +104,18 @@ def tensor_file_cases():
     hb = json.dumps(hh).encode()
     case("st_hole", "ST_OFFSET_HOLE", w(frame(hb, h3[8 + m:])), note="64 bytes that no tensor owns")
     case("st_leading_hole", "ST_OFFSET_HOLE", w(st({Q0 + ".lora_A.weight": T([4, 32], raw=b"\0" * 1024, info={"dtype": "F32", "shape": [4, 32], "data_offsets": [512, 1024]})})))
+
+
+def length_cases():
+    ok, _, _, _ = taken_apart()
     case("st_size_mismatch", "ST_SIZE_MISMATCH", w(info(shape=[4, 31])))
     case("st_dtype_size_mismatch", "ST_SIZE_MISMATCH", w(info(dtype="F16")))
     case("st_trailing_bytes", "ST_TRAILING_BYTES", w(ok + b"\0" * 16), also=["ST_OFFSET_HOLE"])
     case("st_polyglot_zip_tail", "ST_TRAILING_BYTES", w(ok + zip_bytes([("evil.py", b"print(1)\n")])), also=["ST_OFFSET_HOLE"])
     case("st_truncated_data", "ST_TRUNCATED", w(ok[:-100]), note="an interrupted upload", also=["ST_OFFSET_RANGE"])
+
+
+def name_cases():
     case("st_name_empty", "ST_BAD_NAME", w(st({**lora(), "": T([4], seed=5)})), also=["UNKNOWN_KEY"])
     case("st_name_nul", "ST_BAD_NAME", w(st({**lora(), Q0 + ".lora_A\0.weight": T([4, 32], seed=5)})), also=["UNKNOWN_KEY"])
     case("st_name_newline", "ST_BAD_NAME", w(st({**lora(), Q0 + ".lora_A.weight\n": T([4, 32], seed=5)})), also=["UNKNOWN_KEY", "DUPLICATE_LOGICAL_KEY"],
@@ -94,10 +126,16 @@ def tensor_file_cases():
          note="NFKC would turn it into the real name")
     case("st_name_path", "ST_BAD_NAME", w(st({**lora(), "../../../../tmp/x": T([4], seed=5)})), also=["UNKNOWN_KEY"])
     case("st_name_100kb", "ST_BAD_NAME", w(st({**lora(), "a." * 50000: T([4], seed=5)})), also=["UNKNOWN_KEY", "ST_HEADER_TOO_LARGE"])
+
+
+def many_tensor_cases():
     many = b'{' + b",".join(b'"t%d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}' % (i, i, i + 1) for i in range(100_000)) + b"}"
     case("st_100k_tensors", "QUOTA_EXCEEDED", w(frame(many, b"\1" * 100_000)), also=["ST_HEADER_TOO_LARGE", "ST_TOO_MANY_TENSORS"], note="a valid file; 5 MB of header")
     case("st_30k_empty_tensors", "QUOTA_EXCEEDED", w(frame(b'{' + b",".join(b'"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(30_000)) + b"}", b"")),
          also=["ST_HEADER_TOO_LARGE", "ST_TOO_MANY_TENSORS"], note="30,000 names, not one byte of data")
+
+
+def other_format_cases():
     case("st_is_pickle", "ST_HEADER_INVALID", w(evil_pickle()), also=["ST_HEADER_TOO_LARGE", "ST_TRUNCATED", "FORBIDDEN_FILE", "ST_HEADER_LENGTH"], note="a pickle under the safetensors name")
     case("st_is_lfs_pointer", "ST_HEADER_INVALID", w(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 1049\n"),
          also=["ST_HEADER_TOO_LARGE", "LFS_POINTER", "ST_HEADER_LENGTH"], note="cloned without the large files; a message that names it helps")

@@ -50,43 +50,55 @@ def write_legacy_mixtral(dst: Path, spec, seed):
 
 
 def make_case(name, spec, root: Path):
-    base_name = spec["base"]
-    write_base(base_name, root)
+    """Train, edit, load again with PEFT, and write down what came out."""
+    write_base(spec["base"], root)
     d = root / "good" / name
     shutil.rmtree(d, ignore_errors=True)
-    adapter_dir = d / "adapter"
-    seed = 1000 + sum(map(ord, spec.get("same_bytes_as", name)))
     aname = spec.get("adapter_name", "default")
-    base_dtype = DTYPES[spec.get("base_dtype", "F32")]
-    trained_logits = None
+    trained_logits = train(spec, 1000 + sum(map(ord, spec.get("same_bytes_as", name))), d / "adapter", aname)
+    load_dir = d / "adapter" / aname if aname != "default" else d / "adapter"
+    edit(spec, load_dir)
+    exp, tensors = expectation(name, spec, d, load_dir, aname)
+    if trained_logits is not None and "other" not in spec:
+        change = (tensors["logits.adapter"] - trained_logits).abs().max()
+        exp["logits"]["reload_vs_training_max_abs"] = float(change)
+    (d / "expected.json").write_text(json.dumps(exp, indent=1))
+    save_file(tensors, str(d / "expected.safetensors"))
+    return exp
 
+
+def train(spec, seed, adapter_dir: Path, aname):
+    """Write the adapter as PEFT does; its outputs in training, where they are to be compared."""
     if spec.get("legacy_mixtral"):
         write_legacy_mixtral(adapter_dir, spec, seed)
+        return None
+    model = build_base(spec["base"]).to(DTYPES[spec.get("base_dtype", "F32")])
+    if "other" in spec:
+        cls, kw = spec["other"]
+        cfg = getattr(peft, cls)(**kw)
     else:
-        model = build_base(base_name).to(base_dtype)
-        if "other" in spec:
-            cls, kw = spec["other"]
-            cfg = getattr(peft, cls)(**kw)
-        else:
-            cfg = LoraConfig(**spec["cfg"])
-        pm = get_peft_model(model, cfg, adapter_name=aname, revision=base_revision(base_name)).eval()
-        if spec.get("fill") == "cancelling":
-            fill_cancelling(pm, seed)
-        else:
-            fill_adapter(pm, seed, **spec.get("fill", {}))
-        if spec.get("dtype"):
-            for n, p in pm.named_parameters():
-                if "lora_" in n:
-                    p.data = p.data.to(DTYPES[spec["dtype"]])
-        if "other" not in spec and not spec.get("dtype"):
-            trained_logits = run_model(pm)
-        pm.save_pretrained(str(adapter_dir), safe_serialization=True)
-        (adapter_dir / "README.md").unlink(missing_ok=True)
-        sub = adapter_dir / aname
-        if aname != "default" and sub.exists():
-            (sub / "README.md").unlink(missing_ok=True)
+        cfg = LoraConfig(**spec["cfg"])
+    pm = get_peft_model(model, cfg, adapter_name=aname, revision=base_revision(spec["base"])).eval()
+    if spec.get("fill") == "cancelling":
+        fill_cancelling(pm, seed)
+    else:
+        fill_adapter(pm, seed, **spec.get("fill", {}))
+    if spec.get("dtype"):
+        for n, p in pm.named_parameters():
+            if "lora_" in n:
+                p.data = p.data.to(DTYPES[spec["dtype"]])
+    trained_logits = None
+    if "other" not in spec and not spec.get("dtype"):
+        trained_logits = run_model(pm)
+    pm.save_pretrained(str(adapter_dir), safe_serialization=True)
+    (adapter_dir / "README.md").unlink(missing_ok=True)
+    sub = adapter_dir / aname
+    if aname != "default" and sub.exists():
+        (sub / "README.md").unlink(missing_ok=True)
+    return trained_logits
 
-    load_dir = adapter_dir / aname if aname != "default" else adapter_dir
+
+def edit(spec, load_dir: Path):
     cfg_path = load_dir / "adapter_config.json"
     if spec.get("edit"):
         c = json.loads(cfg_path.read_text())
@@ -94,21 +106,24 @@ def make_case(name, spec, root: Path):
     for extra, text in spec.get("files", {}).items():
         (load_dir / extra).write_text(text)
 
+
+def expectation(name, spec, d: Path, load_dir: Path, aname):
+    """What expected.json says, and the tensors beside it, by PEFT over a fresh base."""
+    base_name, base_dtype = spec["base"], DTYPES[spec.get("base_dtype", "F32")]
     weights = load_file(str(load_dir / "adapter_model.safetensors"))
-    cfg_json = json.loads(cfg_path.read_text())
     fresh = build_base(base_name).to(base_dtype)
     base_logits = run_model(fresh)
-    pm2 = PeftModel.from_pretrained(fresh, str(load_dir), adapter_name=aname).eval()
-    logits = run_model(pm2)
+    pm = PeftModel.from_pretrained(fresh, str(load_dir), adapter_name=aname).eval()
+    logits = run_model(pm)
     tensors = {"input_ids": fixed_ids(), "logits.base": base_logits.contiguous(), "logits.adapter": logits.contiguous()}
-    mods = [] if "other" in spec else module_reference(pm2, aname, tensors)
-
+    mods = [] if "other" in spec else module_reference(pm, aname, tensors)
     exp = {
         "case": name, "base": base_name, "base_model": f"corpus/tiny-{base_name}",
         "base_revision": base_revision(base_name), "base_dtype": spec.get("base_dtype", "F32"),
         "verdict": spec["verdict"], "warn_codes": spec.get("warn_codes", []),
         "features": spec["features"], "note": spec["note"],
-        "peft_type": cfg_json["peft_type"], "adapter_path": str(load_dir.relative_to(d)),
+        "peft_type": json.loads((load_dir / "adapter_config.json").read_text())["peft_type"],
+        "adapter_path": str(load_dir.relative_to(d)),
         "versions": {"peft": peft.__version__, "transformers": transformers.__version__,
                      "torch": torch.__version__.split("+")[0], "safetensors": safetensors.__version__},
         "sha256": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(load_dir.iterdir()) if p.is_file()},
@@ -123,12 +138,8 @@ def make_case(name, spec, root: Path):
     if "same_bytes_as" in spec:
         exp["same_bytes_as"] = spec["same_bytes_as"]
     if "other" not in spec and base_dtype == torch.float32:
-        exp["logits"]["plain_lora_max_abs"] = merged_difference(base_name, pm2, aname, logits)
-    if trained_logits is not None and "other" not in spec:
-        exp["logits"]["reload_vs_training_max_abs"] = float((logits - trained_logits).abs().max())
-    (d / "expected.json").write_text(json.dumps(exp, indent=1))
-    save_file(tensors, str(d / "expected.safetensors"))
-    return exp
+        exp["logits"]["plain_lora_max_abs"] = merged_difference(base_name, pm, aname, logits)
+    return exp, tensors
 
 
 def self_check(exp, spec):
