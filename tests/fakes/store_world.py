@@ -80,3 +80,15 @@ def left(root: Path) -> list[str]:
 
 def current(world: World) -> SimVersion:
     return world.registry.versions["acme", "finance"][1]
+
+
+def as_folder(version: SimVersion, root: Path) -> None:
+    """acme/finance, version 2 by default, as a folder of versions has it."""
+    package = root / "acme" / "finance" / "2"
+    package.mkdir(parents=True)
+    for name, data in version.files.items():
+        (package / name).write_bytes(data)
+    assert version.signature is not None
+    (package / "model.sig").write_bytes(version.signature)
+    (package.parent / "2.admission.dsse.json").write_bytes(version.envelope)
+    (package.parent / "aliases.json").write_text('{"default": 2}')

@@ -10,7 +10,7 @@ from adapterd.loader.identity import Ref
 from adapterd.loader.sources import FolderSource, Resolved
 from adapterd.loader.trust import oms
 from adapterd.loader.trust.keys import generate_publisher_key
-from fakes.store_world import BASE, EVERY_LINEAR, World, current, left, refusal
+from fakes.store_world import BASE, EVERY_LINEAR, World, as_folder, current, left, refusal
 
 # --- the good way
 
@@ -66,14 +66,7 @@ def test_two_names_of_one_content_share_files_and_keep_their_own_evidence(world:
 
 def test_from_a_folder(world: World, tmp_path: Path) -> None:
     version = current(world)
-    package = tmp_path / "root" / "acme" / "finance" / "2"
-    package.mkdir(parents=True)
-    for name, data in version.files.items():
-        (package / name).write_bytes(data)
-    assert version.signature is not None
-    (package / "model.sig").write_bytes(version.signature)
-    (package.parent / "2.admission.dsse.json").write_bytes(version.envelope)
-    (package.parent / "aliases.json").write_text('{"default": 2}')
+    as_folder(version, tmp_path / "root")
     source = FolderSource(tmp_path / "root")
     stored = world.store().ensure(source.resolve(Ref.parse("acme/finance"), "acme"), source, BASE)
     assert stored.manifest.digest == version.statement.manifest_digest

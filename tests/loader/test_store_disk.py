@@ -15,7 +15,7 @@ from adapterd.loader.identity import CONFIG_FILE, WEIGHTS_FILE, VersionKey
 from adapterd.loader.store import StoredVersion, VerifiedStore
 from adapterd.loader.store_folder import StoreFolder
 from fakes.disk import file_size_limit
-from fakes.store_world import BASE, World, current, left, refusal
+from fakes.store_world import BASE, World, as_folder, current, left, refusal
 
 # --- the disk
 
@@ -150,14 +150,7 @@ store.ensure(resolved, source, tiny_llama_spec(), progress=die)
 
 def test_a_killed_process_leaves_only_what_the_next_start_sweeps(world: World, tmp_path: Path) -> None:
     version = current(world)
-    package = tmp_path / "root" / "acme" / "finance" / "2"
-    package.mkdir(parents=True)
-    for name, data in version.files.items():
-        (package / name).write_bytes(data)
-    assert version.signature is not None
-    (package / "model.sig").write_bytes(version.signature)
-    (package.parent / "2.admission.dsse.json").write_bytes(version.envelope)
-    (package.parent / "aliases.json").write_text('{"default": 2}')
+    as_folder(version, tmp_path / "root")
     world.trust.save(tmp_path / "trust.json")
     tests = Path(__file__).parents[1]
     arguments = [
