@@ -9,6 +9,7 @@ so that not even a lost answer leaves a session behind that nobody knows.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ FINALIZE_SECONDS = 3600.0
 """How long a server may take to hash and check; it is asked less and less often."""
 MEMORY_SCHEMA = "adapterd.upload/1"
 MAX_MEMORY_BYTES = 64 << 10
+_KEY = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,12 @@ class Memory:
         try:
             with open_regular(self._path) as file:
                 body = json.loads(file.read(MAX_MEMORY_BYTES))
-        except (FileNotFoundError, NotRegular, ValueError):
+        except (FileNotFoundError, NotRegular, ValueError, RecursionError):
             return None
         if not isinstance(body, dict) or body.get("schema") != MEMORY_SCHEMA:
             return None
         key = body.get("idempotency_key")
-        return key if isinstance(key, str) else None
+        return key if isinstance(key, str) and _KEY.fullmatch(key) else None
 
     def begin(self) -> str:
         """A new Idempotency-Key, on disk before it is used."""

@@ -120,10 +120,13 @@ class Arrivals:
         if entry.delivery is not ask:
             return
         entry.delivery = None
-        if not isinstance(outcome, Failure):
+        if not isinstance(outcome, Failure) and self._desk.readable(outcome):
             self._copy(entry, outcome[0], Hold(ask, 1))
             return
         self._desk.let_go(ask)
+        if not isinstance(outcome, Failure):  # its loader died meanwhile, and its slab was given back
+            self._send_for(entry, next(iter(entry.holders.values())))
+            return
         entry.verified.clear()
         for record in [*entry.holders.values(), *entry.waiting.values()]:
             if any(each is entry and claim_of(found) == claim for each, found in record.claims):

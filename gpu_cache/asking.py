@@ -86,8 +86,10 @@ class Desk:
             self._host.release(ask.number)
 
     def _answer(self, ask: Ask, then: Then[T], outcome: T | Failure) -> None:
-        """In any thread that does not hold the lock."""
+        """In any thread that does not hold the lock. What an interrupt had said twice is heard once."""
         with self._lock:
+            if ask.answered:
+                return
             ask.answered = True
             then(ask, outcome)
             self._after()
@@ -97,7 +99,7 @@ class Desk:
         outcome: Images | Failure = images
         try:
             for image in images:
-                self._slabs.adopt(image.slab)
+                self._slabs.adopt(image.slab, self._lock)
         except AdapterdError as failure:
             outcome = Failure(failure.problems)
         self._answer(ask, then, outcome)

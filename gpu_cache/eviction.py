@@ -72,13 +72,15 @@ class GuardedPolicy:
             ordered = list(islice(self._policy.order(list(candidates)), len(candidates) + 1))
             if len(ordered) == len(candidates) and set(map(id, ordered)) == set(map(id, candidates)):
                 return ordered
-            fault: Exception = ValueError(f"{len(ordered)} of {len(candidates)}, not each of them once")
-        except Exception as raised:  # noqa: BLE001 - whatever a stranger's code raises
+            fault: BaseException = ValueError(f"{len(ordered)} of {len(candidates)}, not each of them once")
+        except KeyboardInterrupt:  # of this thread
+            raise
+        except BaseException as raised:  # noqa: BLE001 - whatever a stranger's code raises, an exit, too
             fault = raised
         self._note(fault)
         return self._fallback.order(candidates)
 
-    def _note(self, fault: Exception) -> None:
+    def _note(self, fault: BaseException) -> None:
         with self._lock:
             self.faults += 1
             first = self.faults == 1

@@ -122,6 +122,7 @@ class Placement:
 
     def advance(self) -> None:
         """Something came free, or came in: let those who wait for room try, in their order."""
+        self.due = True  # until it is through: what an interrupt cuts short is for the next look
         if self.lines:
             self.lines.serve(self._place)
         for record in self.fresh:

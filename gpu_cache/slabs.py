@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -39,15 +40,21 @@ class SlabTensors:
         self._uses: dict[int, int] = {}
         self.adopt(first)
 
-    def adopt(self, slab: Slab) -> None:
-        """Makes `tensor` work for this slab. Raises Unavailable (DEVICE_ERROR)."""
+    def adopt(self, slab: Slab, users: AbstractContextManager[object] | None = None) -> None:
+        """Makes `tensor` work for this slab. Raises Unavailable (DEVICE_ERROR).
+
+        Args:
+            users: a lock; none of them looks at a slab while others are struck off. Held for that alone.
+        """
         if isinstance(slab, DeviceSlab):
             return
         with self._lock:
             if id(slab) in self._adopted:
                 return
-            idle = [key for key in self._adopted if not self._uses.get(key)]
-            for _, tensor in [self._adopted.pop(key) for key in idle]:
+            with users or nullcontext():
+                idle = [key for key in self._adopted if not self._uses.get(key)]
+                struck = [self._adopted.pop(key) for key in idle]
+            for _, tensor in struck:
                 self._device.disown_host(tensor)
             self._adopted[id(slab)] = (slab, self._device.adopt_host(slab.memory))
 

@@ -223,10 +223,9 @@ class StepBudget:
 
     def short(self, *, kv_blocks: int, rows: int) -> bool:
         """Whether that cannot be had now and could be later: why most of those that wait do, by a word."""
-        return (
-            self.free(Resource.KV_BLOCKS) < kv_blocks <= self.limits.kv_blocks
-            or self.free(Resource.ROWS) < rows <= self.limits.rows
-        )
+        if kv_blocks > self.limits.kv_blocks or rows > self.limits.rows:
+            return False
+        return kv_blocks > self.free(Resource.KV_BLOCKS) or rows > self.free(Resource.ROWS)
 
     def _answer(self, want: Want, holder: Reservation | None) -> Answer:
         """`NeverFits` counts what the holder has already: it would wait for itself."""

@@ -11,12 +11,15 @@ from typing import IO, Any
 
 from adapterd.loader.base_fields import invalid, parse_json, read_open
 from adapterd.loader.errors import Code, error
+from adapterd.loader.formats.safetensors_header import MAX_COUNT
 from adapterd.loader.formats.text import shown
 from adapterd.loader.regular_file import NotRegular, open_regular
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MAX_DIMS = 64
+"""Of a tensor; numpy takes no more, and torch hardly any as many."""
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 64 << 20
 MAX_HEADER_BYTES = 100_000_000
@@ -94,6 +97,8 @@ def _tensors(path: Path) -> Iterator[StoredTensor]:
             raise invalid(shown(name), "has no shape")
         if any(type(d) is not int or d < 0 for d in shape):
             raise invalid(shown(name), "has a shape that is not a list of sizes")
+        if len(shape) > MAX_DIMS or max(shape, default=0) > MAX_COUNT:  # nobody multiplies, or writes out, such
+            raise invalid(shown(name), "has a shape that no tensor has")
         dtype = info.get("dtype")
         word = dtype if isinstance(dtype, str) else ""
         yield StoredTensor(path, name, word, tuple(shape), info.get("data_offsets"), start)

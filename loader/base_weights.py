@@ -6,6 +6,7 @@ It is about tensors, not files, so that sharding a model anew, or a note in a he
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import BinaryIO
 
 from adapterd.loader.base_fields import invalid
 from adapterd.loader.base_files import StoredTensor, stored_tensors
-from adapterd.loader.errors import Code, error
+from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.formats.text import shown
 from adapterd.loader.identity import canonical_json, sha256_hex
 from adapterd.loader.regular_file import open_regular
@@ -58,18 +59,24 @@ def _file_entries(path: Path, tensors: list[StoredTensor], progress: Progress) -
 
 def _entry(file: BinaryIO, tensor: StoredTensor, progress: Progress) -> dict[str, object]:
     begin, end = _span(tensor)
+    if end > os.fstat(file.fileno()).st_size:  # by far, perhaps: no file has a place of that number
+        raise _too_short(tensor)
     digest = hashlib.sha256()
     file.seek(begin)
     left = end - begin
     while left:
         data = file.read(min(left, _CHUNK))
         if not data:
-            raise invalid(shown(tensor.name), f"{tensor.file.name} ends inside this tensor")
+            raise _too_short(tensor)
         digest.update(data)
         progress(len(data))
         left -= len(data)
     shape = list(tensor.shape)
     return {"name": tensor.name, "dtype": tensor.dtype, "shape": shape, "sha256": digest.hexdigest()}
+
+
+def _too_short(tensor: StoredTensor) -> AdapterdError:
+    return invalid(shown(tensor.name), f"{tensor.file.name} ends inside this tensor")
 
 
 def _span(tensor: StoredTensor) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from adapterd.loader.errors import Code, error
+from adapterd.loader.regular_file import NotRegular, open_regular
 from adapterd.loader.store_folder import INCOMING_PREFIX, Entry, StoreFolder, write_file
 
 _ROOM = "room"
@@ -108,9 +109,9 @@ def _use_path(entry: Entry) -> Path:
 def _use(entry: Entry) -> _Use:
     """From its small file; measured where that is missing or unreadable (a crash, an older store)."""
     try:
-        with _use_path(entry).open("rb") as file:
+        with open_regular(_use_path(entry)) as file:
             text, when = file.read(32).strip(), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, NotRegular):
         text, when = b"", entry.path.stat().st_mtime_ns
     return _Use(when, entry.path.name, int(text) if text.isdigit() else _measured(entry))
 

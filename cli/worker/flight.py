@@ -158,7 +158,8 @@ class Pilot:
                 logits_NV = self._model.run(plan, self._launches(chosen, step.shape))
         except Exception as fault:  # noqa: BLE001 - whatever the model does, the worker goes on
             self.land()
-            self._blame([each for each, _ in chosen if each.state is State.READY], fault)
+            if not _comes_too_soon(fault):
+                self._blame([each for each, _ in chosen if each.state is State.READY], fault)
         return logits_NV
 
     def _launches(self, chosen: Chosen, shape: LaunchShape | None) -> Hashable | None:
@@ -232,3 +233,8 @@ class Pilot:
         self._roll.put(each, Token(each.id, each.generated - 1, token))
         if reason is not None:
             self._roll.end(each, reason)
+
+
+def _comes_too_soon(fault: Exception) -> bool:
+    """The device is behind, after forwards that failed, say. Nobody is at fault, nothing ran: the next step tries."""
+    return isinstance(fault, AdapterdError) and fault.code is Code.PLAN_RING_FULL

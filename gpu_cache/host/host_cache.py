@@ -198,9 +198,11 @@ class HostCache:
             self._requests.closed = self._desk.closed = True
             for request in self._requests:
                 self._refuse(request, CLOSED)
-        self._answers.deliver()
-        self._pool.close(timeout)
-        self._desk.close(timeout)
+        try:
+            self._answers.deliver()
+        finally:
+            self._pool.close(timeout)
+            self._desk.close(timeout)
 
     # What verifier and packer tell, with the lock held
 

@@ -2,9 +2,9 @@
 
 The cache asks, and is told later: every call returns at once and does bookkeeping only, and its answer comes
 by `settle`, exactly once, from another thread and with none of the host's locks held. (`settle` may call the
-host again.) There are two hosts, which pass one contract suite: `host_cache.HostCache` in the cache's own
-process, and `process.client.HostClient`, which speaks to a loader process that runs a `HostCache` for all
-workers of the machine.
+host again; where Ctrl-C stopped it, it is called once more.) There are two hosts, which pass one contract suite:
+`host_cache.HostCache` in the cache's own process, and `process.client.HostClient`, which speaks to a loader process
+that runs a `HostCache` for all workers of the machine.
 
 What a request holds is given back by `release`, which also cancels what has not come yet. An image stays
 where it is, and is not overwritten, until every request that was answered with it is released; what `verify`
@@ -203,7 +203,7 @@ class Host(Protocol):
 
     def deliver(self, most: int | None = None) -> None:
         """Says in this thread, which holds no lock, what is known by now but not said yet. Without it another thread
-        says it a little later.
+        says it a little later. Raises nothing but an interrupt of this thread, after which the answer is said again.
 
         Args:
             most: answers, behind a step's launch: what comes while steps go on may be kept for the next one, for some

@@ -51,7 +51,7 @@ class Answers:
         return settle
 
     def deliver(self, most: int | None = None) -> None:
-        """Without the lock, from any thread: says all, or at most so many."""
+        """Without the lock, from any thread: says all, or at most so many. Raises nothing but an interrupt of it."""
         said = 0
         while self._ready and said != most:
             try:
@@ -61,6 +61,9 @@ class Answers:
             said += 1
             try:
                 say()
+            except KeyboardInterrupt:  # perhaps nothing was said yet
+                self._ready.appendleft(say)
+                raise
             except BaseException:  # noqa: BLE001 - a caller's bug; the others are told all the same
                 _LOG.exception("an answer of the host was not taken")
 
@@ -87,6 +90,7 @@ class Desk:
 
     def close(self, timeout: float) -> None:
         """Without the lock; `closed` was set before."""
+        self.hand_over()  # what an interrupt has left unsaid
         self._pool.close(timeout)
 
 

@@ -194,7 +194,9 @@ def test_the_command_continues_by_itself(registry: RunningRegistry, token: str, 
 
 def test_a_broken_memory_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
-    for text in ("", "[]", "{", '{"schema": "other"}', '{"schema": "adapterd.upload/1"}'):
+    begun = '{"schema": "adapterd.upload/1", "idempotency_key": "%s"}'
+    foreign = [begun % key for key in ("", "0" * 31, "0" * 32 + "\\n", "X-Other: 1\\r\\n", "\u00fc" * 32)]
+    for text in ("", "[]", "{", "[" * 60_000, '{"schema": "other"}', '{"schema": "adapterd.upload/1"}', *foreign):
         path.write_text(text)
         assert Memory(path).load() is None
 

@@ -37,6 +37,10 @@ def breaks_off(candidates: Sequence[Candidate]) -> object:
     raise RuntimeError("in the middle")
 
 
+def exits(_: Sequence[Candidate]) -> object:
+    raise SystemExit(3)
+
+
 def newest_first(candidates: Sequence[Candidate]) -> object:
     return sorted(candidates, key=lambda c: -c.last_used)
 
@@ -49,6 +53,7 @@ def empties(candidates: Sequence[Candidate]) -> object:
 FAULTS = [
     raises,
     breaks_off,
+    exits,
     empties,
     lambda _: None,
     lambda _: [],
@@ -124,7 +129,25 @@ def test_the_log_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert guarded.faults == 3
 
 
-def test_what_ends_the_process_is_no_fault() -> None:
+def test_who_waits_for_room_is_served_after_an_interrupt_of_that() -> None:
+    left = [KeyboardInterrupt]
+
+    def interrupted(candidates: Sequence[Candidate]) -> object:
+        if left:
+            raise left.pop()
+        return newest_first(candidates)
+
+    with World(vram=4, policy=By(interrupted)) as world:
+        filled(world)
+        lease = world.acquire("blue/c")
+        with pytest.raises(KeyboardInterrupt):
+            world.settle()
+        world.settle()
+        assert lease.ready
+        assert world.cache.statistics().policy_faults == 0
+
+
+def test_an_interrupt_is_no_fault() -> None:
     def interrupted(_: Sequence[Candidate]) -> object:
         raise KeyboardInterrupt
 

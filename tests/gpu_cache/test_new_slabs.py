@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from adapterd.gpu_cache.asking import Desk
+from adapterd.gpu_cache.cpu_device import CpuDevice
 from adapterd.gpu_cache.host.host_cache import HostCache
 from adapterd.gpu_cache.host.interface import Failure, Slab
 from adapterd.gpu_cache.host.tier import PlainSlab
-from fakes.adapters import PAGE_BYTES, wrong_pages
+from adapterd.gpu_cache.records import Ask
+from adapterd.gpu_cache.slabs import SlabTensors
+from fakes.adapters import PAGE_BYTES, ManualPool, MemoryLoader, wrong_pages
 from fakes.cache_world import World, pages
 
 
@@ -44,9 +49,9 @@ def test_a_step_does_not_adopt_a_slab_it_has_that_done() -> None:
         here, adopt = threading.get_ident(), world.cache._stager.desk._slabs.adopt
         adopted: list[int] = []
 
-        def noted(slab: Slab) -> None:
+        def noted(slab: Slab, *users: Any) -> None:
             adopted.append(threading.get_ident())
-            adopt(slab)
+            adopt(slab, *users)
 
         world.cache._stager.desk._slabs.adopt = noted  # type: ignore[method-assign]
         world.pool.run_all()
@@ -86,3 +91,52 @@ def test_where_the_system_gives_no_thread_the_slab_is_adopted_all_the_same(monke
         monkeypatch.undo()
         world.settle()
         assert lease.ready
+
+
+def test_room_whose_images_were_given_back_before_they_were_told_is_filled_all_the_same() -> None:
+    """Its loader died while the slab was adopted, and the next one's was adopted before the answer."""
+    with World(vram=1, host_kind=_Moved) as world:
+        assert isinstance(world.host, _Moved)
+        world.loader.publish("acme/a"), world.loader.publish("acme/b")
+        first, second = world.ready("acme/a"), world.acquire("acme/b")
+        world.settle()
+        slabs = world.cache._stager.desk._slabs
+        adopt = slabs.adopt
+
+        def overtaken(slab: Slab, *users: Any) -> None:
+            adopt(slab, *users)
+            assert isinstance(world.host, _Moved)
+            world.host.newer = None
+            adopt(PlainSlab(memoryview(bytearray(pages(1))), PAGE_BYTES), *users)
+
+        slabs.adopt = overtaken  # type: ignore[method-assign]
+        world.host.newer = PlainSlab(memoryview(bytearray(world.host.slab.memory)), PAGE_BYTES)
+        first.release()
+        for _ in range(3):
+            world.settle()
+            for thread in [each for each in threading.enumerate() if each.name == "adapterd-adopt"]:
+                thread.join(60)
+        assert world.host.newer is None
+        assert second.ready
+        assert wrong_pages(world.cache.arena, second.composition[0][0]) == []
+
+
+def test_no_slab_is_given_back_between_a_look_at_it_and_its_use() -> None:
+    """Both are under the cache's lock."""
+    first, newer = (PlainSlab(memoryview(bytearray(pages(1))), PAGE_BYTES) for _ in range(2))
+    slabs = SlabTensors(CpuDevice(), first)
+    known: list[tuple[bool, bool]] = []
+
+    class Noted(threading.Condition):
+        def __enter__(self) -> bool:
+            before = slabs.knows(first)
+            self.acquire()
+            known.append((before, slabs.knows(newer)))
+            return True
+
+    loader = MemoryLoader()
+    host = HostCache(first, loader.base, loader=loader, pool=ManualPool())
+    image = SimpleNamespace(slab=newer)
+    Desk(host, slabs, Noted(), lambda: None)._adopt_first(Ask(), lambda _ask, _outcome: None, (image,))  # type: ignore[arg-type]
+    assert known == [(True, False), (False, True)]
+    host.close(60)

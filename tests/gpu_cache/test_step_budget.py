@@ -102,6 +102,15 @@ def test_what_can_never_fit_is_refused_instead_of_waiting_for_ever() -> None:
     assert problem.message == "11 kv blocks wanted, there are 10; 60 adapter bytes wanted, there are 40"
 
 
+def test_what_can_never_fit_is_short_of_nothing_whatever_else_is_taken() -> None:
+    """Who waits because it is short comes to be had; so it is not said of what is to be refused."""
+    budget = StepBudget(LIMITS)
+    budget.reserve(Want(kv_blocks=10, rows=8))
+    assert budget.short(kv_blocks=10, rows=1) and budget.short(kv_blocks=1, rows=8)
+    assert not budget.short(kv_blocks=11, rows=1)
+    assert not budget.short(kv_blocks=1, rows=9)
+
+
 def test_a_reservation_grows_by_all_or_nothing() -> None:
     budget = StepBudget(LIMITS)
     one, two = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapterd.loader.base_files import read_config
+from adapterd.loader.base_files import read_config, stored_tensors
 from adapterd.loader.base_meta import meta_model
 from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, Failed, NotFound
@@ -127,6 +127,20 @@ def test_a_broken_weight_file_is_refused(tmp_path: Path, data: bytes) -> None:
     folder = model_folder(tmp_path, LLAMA)
     (folder / "model.safetensors").write_bytes(data)
     assert refusal(folder)[0] is Code.BASE_TABLE_INVALID
+
+
+@pytest.mark.parametrize("shape", [[10**15] * 400, [1 << 63], [1] * 65, [0] * 100_000])
+def test_a_shape_that_no_tensor_has_is_refused_before_anybody_multiplies_it(tmp_path: Path, shape: list[int]) -> None:
+    """The product may be a number that takes minutes, and that Python does not write out."""
+    folder = model_folder(tmp_path, {**LLAMA, "extra": shape})
+    with pytest.raises(Failed, match="has a shape that no tensor has") as caught:
+        list(stored_tensors(folder))
+    assert (caught.value.code, caught.value.problem.where) == (Code.BASE_TABLE_INVALID, "extra")
+
+
+def test_a_shape_as_large_as_can_be_is_read(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, {"extra": [(1 << 63) - 1] * 64})
+    assert [len(tensor.shape) for tensor in stored_tensors(folder)] == [64]
 
 
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

@@ -96,7 +96,9 @@ def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
         weights_digest(tmp_path)
 
 
-@pytest.mark.parametrize("offsets", [None, [], [1], [4, 0], [-4, 4], ["0", "4"], [0, 1 << 60]])
+@pytest.mark.parametrize(
+    "offsets", [None, [], [1], [4, 0], [-4, 4], ["0", "4"], [0, 1 << 60], [1 << 80, (1 << 80) + 4]]
+)
 def test_offsets_that_are_none_are_refused(tmp_path: Path, offsets: object) -> None:
     text = json.dumps({"a.weight": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)

@@ -24,6 +24,8 @@ from fakes.registry_simulator import NOW
 from fakes.store_world import BASE, World
 
 NAMES = ("one", "two", "three", "four")
+SECONDS = 30.0
+"""Until a load that waits for somebody is given up."""
 
 
 @dataclass
@@ -115,6 +117,21 @@ def test_an_adapter_larger_than_the_store_is_refused_before_a_byte_is_fetched(bo
 def test_a_bound_that_is_none_is_the_callers_mistake(world: World, bound: int) -> None:
     with pytest.raises(ValueError, match="max_bytes"):
         world.store(max_bytes=bound)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_where_the_use_was_is_not_waited_for(bounded: Bounded, make: Callable[[Path], None]) -> None:
+    bounded.use(bounded.store(3), "one", "two", "three")
+    use = bounded.folder("two") / "use"
+    use.unlink()
+    make(use)
+    looked: list[list[str]] = []
+    thread = threading.Thread(target=lambda: looked.append(bounded.use(bounded.store(3), "four")), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert looked == [["downloaded"]]
+    assert "four" in bounded.kept()
+    assert len(bounded.kept()) == 3
 
 
 # --- bounded work

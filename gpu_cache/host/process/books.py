@@ -49,6 +49,12 @@ class Books:
                 self._held[number] = holds
             return pending
 
+    def again(self, number: int, pending: Pending, *, holds: bool) -> None:
+        """It was answered, and perhaps not told: it is asked anew, unless it was released meanwhile."""
+        with self._lock:
+            if not holds or self._held.pop(number, None) is not None:
+                self._pending[number] = pending
+
     def released(self, number: int, slab: Slab) -> bool:
         """Whether the loader with this slab has to be told."""
         with self._lock:

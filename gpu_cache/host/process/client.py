@@ -148,9 +148,11 @@ class HostClient:
     def close(self, timeout: float) -> None:
         deadline = self._clock() + timeout
         self._waiting.end()
-        fail(self._books.strike_all(), CLOSED)
-        self._thread.join(max(0.0, timeout))
-        self._reach.bury(max(0.0, deadline - self._clock()))
+        try:
+            fail(self._books.strike_all(), CLOSED)
+        finally:
+            self._thread.join(max(0.0, timeout))
+            self._reach.bury(max(0.0, deadline - self._clock()))
 
     # From the caller's thread
 

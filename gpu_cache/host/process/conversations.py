@@ -10,6 +10,7 @@ import logging
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -237,9 +238,10 @@ class Conversations:
 
 
 def fail(pending: Sequence[Pending], problems: tuple[Problem, ...]) -> None:
-    """Tells who waited that it was in vain."""
-    for one in pending:
-        settle(one, Failure(problems))
+    """Tells who waited that it was in vain: all of them, also where an interrupt comes between."""
+    with ExitStack() as telling:  # the last first
+        for one in reversed(pending):
+            telling.callback(settle, one, Failure(problems))
 
 
 def _unavailable(why: str, hint: str) -> Problem:

@@ -143,13 +143,19 @@ class Hearing:
         pending = self._books.answered(number, self.slab if holds else None)
         self._worked()
         if pending is not None:
-            settle(pending, outcome)
+            try:
+                settle(pending, outcome)
+            except KeyboardInterrupt:  # it may have been told nothing yet, so it is asked again
+                self._books.again(number, pending, holds=holds)
+                raise
 
 
 def settle(pending: Pending, outcome: object) -> None:
-    """Tells who asked."""
+    """Tells who asked. Raises nothing but an interrupt of this thread."""
     try:
         pending.settle(outcome)
+    except KeyboardInterrupt:
+        raise
     except BaseException:  # noqa: BLE001 - a caller's bug; the others are told all the same
         _LOG.exception("an answer of the host was not taken")
 
