@@ -46,7 +46,7 @@ class LaunchShape:
         blocks: the most blocks of an entry, a power of two.
         together: in the regime of rows, the tiles of the same rows, for linears that want those; or none. It has
             the same rows and blocks, and no items.
-        groups: of such tiles, how many `regime_of` reckons with.
+        groups: of such tiles, how many `regime_of` and `spread` reckon with.
     """
 
     regime: Regime

@@ -56,7 +56,8 @@ class LoRAEngine(Generic[LeaseT]):
     (`device_plan.Regime`) and with the launch configuration. Steps of more than 256 rows work in tiles. Shorter ones
     work row by row; where at least a quarter of their rows share an adapter with another row, linears that are wide
     enough work in tiles, too, by the step's `shape` alone (`kernels.configs.regime_of`). The configuration goes by
-    the step's number of rows and its largest rank. `batch_invariant` has none of these boundaries.
+    the step's number of rows, its largest rank and, where rows share, by how many tiles there are (`spread`).
+    `batch_invariant` has none of these boundaries.
 
     **Threads.** One step at a time on an engine: a nested or concurrent one is a RuntimeError, not a wait,
     and so is a layer that runs in another thread than its step was opened in. Run the model on the stream

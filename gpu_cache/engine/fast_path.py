@@ -28,7 +28,7 @@ from adapterd.gpu_cache.engine.kernels.configs import regime_of, tile_rows
 from adapterd.gpu_cache.engine.kernels.forms import Form, Linear, linear_of
 from adapterd.gpu_cache.engine.kernels.grids import DTYPES, key_of
 from adapterd.gpu_cache.engine.kernels.launch import Launcher
-from adapterd.gpu_cache.engine.lists import SOME_ROWS, Work, fill, fits, shape_of
+from adapterd.gpu_cache.engine.lists import SOME_ROWS, Work, fill, fits, shape_of, tile_groups
 from adapterd.gpu_cache.engine.plan_ring import Parts, PlanRing, RingSlot
 from adapterd.gpu_cache.engine.shares import REFERENCE, Shares, StepShares
 from adapterd.gpu_cache.engine.tables import TORCH_DTYPE
@@ -180,7 +180,8 @@ class FastPath:
                 for mean in {blocks, max(1, blocks // 2)}:
                     yield LaunchShape(Regime.ROWS, rows, 1, rows, mean * rows, blocks)
             size = tile_rows(rows)
-            yield LaunchShape(Regime.TILES, rows, size, -(-rows // size), 16, blocks)
+            for groups in tile_groups(rows):
+                yield LaunchShape(Regime.TILES, rows, size, -(-rows // size), 16, blocks, None, groups)
             blocks *= 2
 
     @staticmethod

@@ -157,6 +157,11 @@ def natural_shape(work: Work, regime: Regime, tile_rows: int) -> LaunchShape:
     return _shape(regime, work.rows, tile_rows, tiles, list_length(work.parts, 16), blocks)
 
 
+def tile_groups(rows: int) -> list[int]:
+    """What `LaunchShape.groups` may be in a step of so many rows: see `with_tiles`."""
+    return [eighths * -(-rows // 8) for eighths in range(MOST_EIGHTHS + 1)] if rows <= SOME_ROWS else [0]
+
+
 def with_tiles(shape: LaunchShape, work: Work, tile_rows: int) -> LaunchShape:
     """`shape`, of the regime of rows, with the tiles of the same rows beside it.
 

@@ -61,6 +61,8 @@ ENOUGH_PROGRAMS = 256
 """Of a kernel, so that a large card is full: about two for each of the 132 multiprocessors of an H200."""
 DEEP = 8192
 """From this in_features on, K is split further."""
+MOST_PARTS, LEAST_PART = 16, 512
+"""How far `spread` splits K, and the elements of a part down to which it does."""
 
 
 class Configs(Protocol):
@@ -115,6 +117,23 @@ def _split(key: Key, lanes: int) -> int:
     while split < 8 and programs * split < ENOUGH_PROGRAMS:
         split *= 2
     return split
+
+
+def spread(config: TilesConfig, key: Key, groups: int) -> TilesConfig:
+    """`config`, with K in more parts where so few tiles would leave half of a large card without work.
+
+    On one H200, 5 adapters of ranks 8 to 64 over 64 rows: 0.66 to 0.83 of the time, but for q, which stays as it was.
+
+    Args:
+        groups: tiles that share `config`'s work; 0 if the shape does not say, and `config` is right as it is.
+    """
+    k, _, slices, rank, _ = key
+    split, programs = config.split, groups * -(-slices * rank // config.lanes)
+    if not 0 < 2 * programs * split <= ENOUGH_PROGRAMS:
+        return config
+    while 2 * split <= MOST_PARTS and k >= 2 * split * LEAST_PART:
+        split *= 2
+    return replace(config, split=split, block_k=whole_blocks(k, split, config.block_k))
 
 
 def _walk(rows: int, out_features: int, block_n: int) -> int:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterd.gpu_cache.engine.device_plan import LaunchShape, Regime
-from adapterd.gpu_cache.engine.kernels.configs import LANES_KEPT, Configs, Key
+from adapterd.gpu_cache.engine.kernels.configs import LANES_KEPT, Configs, Key, spread
 from adapterd.gpu_cache.engine.kernels.forms import Form
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
@@ -116,7 +116,10 @@ class Grids:
 
     def _tiles_launch(self, form: Form, shape: LaunchShape, x: torch.dtype, y: torch.dtype) -> Launch:
         wide = max(x.itemsize, self._adapter.itemsize)
-        config = self.configs.tiles(key_of(form, shape), wide, batch_invariant=self._batch_invariant)
+        key = key_of(form, shape)
+        config = self.configs.tiles(key, wide, batch_invariant=self._batch_invariant)
+        if not self._batch_invariant:
+            config = spread(config, key, shape.groups)
         part = _part(form.in_features, config.split, config.block_k)
         shared = self._shared(form, shape, config.split)
         split = shared.pop("SPLIT")

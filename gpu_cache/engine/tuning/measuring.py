@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adapterd.gpu_cache.engine.device_plan import LaunchShape, Regime
 from adapterd.gpu_cache.engine.engine import LoRAEngine
-from adapterd.gpu_cache.engine.kernels.configs import Configs, regime_of
+from adapterd.gpu_cache.engine.kernels.configs import Configs, regime_of, spread
 from adapterd.gpu_cache.engine.kernels.tuned import configs_for
 from adapterd.gpu_cache.engine.tuning.cases import Case
 from adapterd.gpu_cache.engine.tuning.stand import agrees
@@ -112,4 +112,6 @@ def config_of(workload: Workload, shape: LaunchShape, configs: Configs, *, batch
     if regime is Regime.ROWS:
         return {"tile_rows": 1, **asdict(configs.rows(key, ITEM_BYTES))}
     found = configs.tiles(key, ITEM_BYTES, batch_invariant=batch_invariant)
+    if not batch_invariant:
+        found = spread(found, key, (tiled or shape).groups)
     return {"tile_rows": (tiled or shape).tile_rows, **asdict(found)}

@@ -46,7 +46,7 @@ class Stand:
         self._view = self._of_regime()
 
     def _of_regime(self) -> PlanView:
-        """The step's lists in the regime of the case alone."""
+        """The step's lists in the regime of the case alone; configurations are taken as they are, not `spread`."""
         leases, lengths = zip(*self.world.rows, strict=True)
         plan = BatchPlan(tuple([lease.composition for lease in leases]), lengths, sum(lengths))
         view = self._fast.prepare(plan).view
@@ -55,7 +55,7 @@ class Stand:
         found = view if self.case.regime is Regime.ROWS else view.together or view
         if found.shape.regime is not self.case.regime:
             raise NoStandError(f"{self.case.name}: a step of it is in the regime of {found.shape.regime}")
-        return replace(found, together=None)
+        return replace(found, shape=replace(found.shape, together=None, groups=0), together=None)
 
     def use(self, config: Config) -> None:
         self._fast.launcher.use(Fixed(config))

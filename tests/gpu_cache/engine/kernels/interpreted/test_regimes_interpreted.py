@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,6 +101,37 @@ def test_warm_up_makes_every_kernel_that_steps_need() -> None:
             wanted = per_row(toy(), x, compositions(adapters, owners))
             torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2e-5)
         assert kernels(engine) == warmed
+
+
+def test_few_tiles_split_k_further() -> None:
+    """So that a large card has work; a shape of many tiles keeps the configuration as it is."""
+    model = nn.Sequential(OrderedDict(deep=nn.Linear(4096, 32)))
+    base = BaseSpec.from_module(model, id="tests/deep", revision="d" * 40)
+    cache = StaticCache(base, n_pages=200, page_bytes=1 << 18, dtype="F32")
+    adapters = [cache.add({"deep": 128}, seed=seed) for seed in range(9)]
+    x = torch.randn(ROWS, 4096, generator=torch.Generator().manual_seed(1)) / 40
+    few, many = [0, 1] * (ROWS // 2), [row % 9 for row in range(ROWS)]
+    with LoRAEngine(model, cache, kernels="triton", max_rank=128) as engine:
+        with engine.step(batch(cache, adapters, few)) as step:
+            got = model(x)
+        assert step.receipt.kernel == "triton:tiles"
+        torch.testing.assert_close(got.double(), per_row(model, x, compositions(adapters, few)), rtol=0, atol=1e-4)
+        assert [split(engine, batch(cache, adapters, owners)) for owners in (few, many)] == [8, 4]
+
+
+def split(engine: LoRAEngine[Any], rows: list[Any]) -> int:
+    """Parts of K of the engine's only linear in tiles; a warm-up makes kernels for it."""
+    fast = engine._fast
+    assert fast is not None
+    with engine.step(rows) as step:
+        assert step.shape is not None and step.shape.together is not None
+    tiled = step.shape.together
+    warmed = [shape.groups for shape in fast._shapes(ROWS) if shape.regime is Regime.TILES]
+    assert tiled.groups in warmed
+    (linear,) = fast._linears.values()
+    found = fast.launcher.launch_of(linear.form, tiled, torch.float32, torch.float32).expand["SPLIT"]
+    assert isinstance(found, int)
+    return found
 
 
 def kernels(engine: LoRAEngine[object]) -> set[object]:
