@@ -95,9 +95,9 @@ def tenant_policy(
     if limits is not None:
         changes["limits"] = load_limits(limits).as_json()
     with connect() as client:
-        policy = client.policy(name)
+        policy, tag = client.policy(name)
         if changes:
-            policy = client.set_policy(name, {**policy, **changes})
+            policy = client.set_policy(name, {**policy, **changes}, tag)
     return Report({"tenant": name, "policy": policy}, [name], lambda: [facts(policy.items())])
 
 
@@ -184,12 +184,14 @@ def token_save() -> Report:
 
 
 def _typed_token() -> bytes:
-    """Typed without an echo on a terminal; else the first line of stdin, without a prompt."""
+    """Typed without an echo on a terminal; else the first line of stdin, without a prompt; of a long one, the start."""
     import getpass
+
+    from adapterd.cli.credentials import MAX_TOKEN_BYTES
 
     if sys.stdin.isatty():
         return getpass.getpass("token: ", stream=sys.stderr).encode()
-    return sys.stdin.readline().encode()
+    return sys.stdin.buffer.readline(MAX_TOKEN_BYTES + 2).rstrip(b"\r\n")
 
 
 def token_whoami() -> Report:

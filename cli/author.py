@@ -142,7 +142,7 @@ def keygen(
     ] = None,
 ) -> Report:
     """Make a publisher's key pair (ECDSA P-256). Nothing is ever overwritten."""
-    from adapterd.cli.credentials import named, write_private
+    from adapterd.cli.credentials import named, write_together
     from adapterd.loader.errors import Code, error
     from adapterd.loader.trust.keys import generate_publisher_key
 
@@ -152,8 +152,7 @@ def keygen(
         if taken.exists() or taken.is_symlink():
             raise error(Code.ALREADY_EXISTS, str(taken), "a key is never overwritten", "Name another place.")
     key = generate_publisher_key()
-    write_private(private, key.to_pem())
-    write_private(public, key.public.pem.encode(), mode=0o644)
+    write_together((public, key.public.pem.encode(), 0o644), (private, key.to_pem(), 0o600))
     body = {"private_key": str(private), "public_key": str(public), "key_id": key.public.key_id}
     return Report(body, [key.public.key_id], lambda: [facts(body.items())])
 
@@ -165,11 +164,13 @@ def sign(directory: Folder, key: SigningKey) -> Report:
     from adapterd.loader.formats.files import DirectoryPackage, file_entries
     from adapterd.loader.identity import SIGNATURE_FILE
     from adapterd.loader.limits import DEFAULT_LIMITS
+    from adapterd.loader.parts import sweep_beside
 
     private = load_private_key(key)
     if directory.is_file():
         hint = "Unpack it and sign the folder, or sign and send at once: `adapterctl upload PATH --sign KEY`."
         raise error(Code.REQUEST_INVALID, str(directory), "an archive is not changed to hold a signature", hint)
+    sweep_beside(directory / SIGNATURE_FILE)  # else what a killed `sign` left would be signed
     with DirectoryPackage.open_dir(directory, DEFAULT_LIMITS) as package:
         names = signable_names(package)
         with progress("hashing", sum(package.sizes().values())) as advance:

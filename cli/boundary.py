@@ -159,11 +159,12 @@ def _output_lost(fault: OSError) -> int:
 
 def from_os_error(fault: OSError) -> AdapterdError:
     """The most specific problem for what the operating system said about a file or the disk."""
+    from adapterd.loader.disk import FULL
     from adapterd.loader.errors import Code, error
 
     where = str(fault.filename or "file system")
     words = fault.strerror or str(fault)
-    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+    if fault.errno in FULL:
         return error(Code.STORAGE_FULL, where, "no space left on the disk", "Free some space and run it again.")
     if isinstance(fault, FileExistsError) or fault.errno == errno.ENOTEMPTY:
         return error(Code.ALREADY_EXISTS, where, "exists already", "Move it away or name another place.")

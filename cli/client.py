@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from adapterd.cli.transport import PATIENT, Transport, parsed_problem, segment
+from adapterd.cli.transport import PATIENT, Transport, json_object, parsed_problem, segment
 from adapterd.loader.errors import Code, NotFound, Problem, error, error_from, reject
 from adapterd.loader.identity import BasePin, FileEntry, Ref
 from adapterd.loader.manifest import Manifest
@@ -121,11 +121,15 @@ class RegistryClient:
     def tenants(self) -> list[dict[str, Any]]:
         return list(self.http.items("/v1/tenants"))
 
-    def policy(self, tenant: str) -> dict[str, Any]:
-        return self.http.json("GET", f"{_tenant(tenant)}/policy")
+    def policy(self, tenant: str) -> tuple[dict[str, Any], str | None]:
+        """And its tag, for who changes it."""
+        answer = self.http.send("GET", f"{_tenant(tenant)}/policy")
+        return json_object(answer), answer.headers.get("ETag")
 
-    def set_policy(self, tenant: str, policy: Mapping[str, object]) -> dict[str, Any]:
-        return self.http.json("PUT", f"{_tenant(tenant)}/policy", json=policy)
+    def set_policy(self, tenant: str, policy: Mapping[str, object], seen: str | None = None) -> dict[str, Any]:
+        """Raises Conflict (PRECONDITION_FAILED) unless the present one has the tag that was seen."""
+        headers = {"If-Match": seen} if seen else {}
+        return self.http.json("PUT", f"{_tenant(tenant)}/policy", json=policy, headers=headers)
 
     def create_token(self, tenant: str | None, wanted: Mapping[str, object]) -> dict[str, Any]:
         """`wanted`: kind, scopes, expires_in_days, adapters. The secret is in the answer, this once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,14 +78,16 @@ def _written(
     from adapterd.loader.convert import plan_conversion
     from adapterd.loader.errors import error_from
     from adapterd.loader.formats.files import DirectoryPackage
+    from adapterd.loader.parts import naming
+    from adapterd.loader.scratch import scratch_folder
 
     target = named(out)
     _must_be_free(target)
     plan = plan_conversion(package, base, limits)
     parent = target.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name[:100]}.", dir=parent) as scratch:
-        copy = Path(scratch, "copy")
+    with naming(target), scratch_folder("convert", parent) as scratch:
+        copy = scratch / "copy"
         copy.mkdir()
         _write_copy(package, plan, copy)
         with DirectoryPackage.open_dir(copy, limits) as written:

@@ -6,7 +6,6 @@ An argument stands in the process list and in the shell's history.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -45,14 +44,23 @@ def _from_file(path: Path) -> str | None:
     with opened as file:
         if os.fstat(file.fileno()).st_mode & OTHERS:
             raise error(Code.SETTINGS_INVALID, str(path), "others may read the token", f"chmod 600 {path}")
-        text = file.read(MAX_TOKEN_BYTES)
+        text = file.read(MAX_TOKEN_BYTES + 1)
     return checked_token(text, str(path))
 
 
 def checked_token(text: bytes, where: str) -> str:
-    """`text` as a token: one printable word. Raises Failed (SETTINGS_INVALID), without repeating it."""
+    """`text` as a token: one printable word. Raises Failed (SETTINGS_INVALID), without repeating it.
+
+    Args:
+        text: all of it, or more than `MAX_TOKEN_BYTES` of it.
+    """
     from adapterd.loader.errors import Code, error
 
+    if len(text) > MAX_TOKEN_BYTES:
+        raise error(
+            Code.SETTINGS_INVALID, where, f"holds more than {MAX_TOKEN_BYTES} bytes, which is no token",
+            "Store one with `adapterctl token save`.",
+        )  # fmt: skip
     token = text.strip()
     if token and all(0x21 <= byte <= 0x7E for byte in token):
         return token.decode("ascii")
@@ -75,25 +83,30 @@ def write_private(path: Path, data: bytes, *, replace: bool = False, mode: int =
         OSError: about `path`, whatever name it was on its way under.
         NotFound: as `named`.
     """
-    # A random name: a process id comes again after a kill, in a container at once.
-    part = named(path).with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.part")
+    from adapterd.loader.parts import write_whole
+
+    write_whole(named(path), data, replace=replace, mode=mode)
+
+
+def write_together(*files: tuple[Path, bytes, int]) -> None:
+    """New files with their modes: all of them, or none. Raises as `write_private`."""
+    begun: list[Path] = []
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    except OSError as fault:
-        raise _about(path, fault) from fault
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        if replace:
-            part.replace(path)
-        else:
-            path.hardlink_to(part)  # unlike a rename, a link never takes the place of a file
-    except OSError as fault:
-        raise _about(path, fault) from fault
-    finally:
-        part.unlink(missing_ok=True)
+        for path, data, mode in files:
+            begun.append(path)
+            write_private(path, data, mode=mode)
+    except FileExistsError:
+        begun.pop()  # somebody else's
+        _remove(begun)
+        raise
+    except BaseException:
+        _remove(begun)
+        raise
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def named(path: Path) -> Path:
@@ -103,8 +116,3 @@ def named(path: Path) -> Path:
     if path.name not in {"", ".."}:
         return path
     raise error(Code.PATH_NOT_FOUND, str(path), "names no file", "Name a file or folder to make.")
-
-
-def _about(path: Path, fault: OSError) -> OSError:
-    """The same fault with the name that the user knows."""
-    return OSError(fault.errno, fault.strerror, str(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -93,14 +92,17 @@ def pull(
     """Download a version, verified against the trust file, with its admission statement beside it."""
     from adapterd.cli.credentials import named
     from adapterd.loader.identity import Ref
+    from adapterd.loader.parts import naming
+    from adapterd.loader.scratch import scratch_folder
 
     wanted = Ref.parse(ref)
     target = named(out or Path(wanted.name))
     proof = target.with_name(target.name + STATEMENT_SUFFIX)
-    _must_be_free(target, proof)
+    _must_be_free(target)
     with (
-        tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=_parent(target)) as scratch,
-        fetched(wanted, BaseChoice(None), Path(scratch)) as version,
+        naming(target),
+        scratch_folder("pull", _parent(target)) as scratch,
+        fetched(wanted, BaseChoice(None), scratch) as version,
     ):
         _put_in_place(version, target, proof)
         return _report(version, target, proof)
@@ -112,12 +114,11 @@ def _parent(target: Path) -> Path:
     return parent
 
 
-def _must_be_free(*paths: Path) -> None:
+def _must_be_free(path: Path) -> None:
     from adapterd.loader.errors import Code, error
 
-    for path in paths:
-        if path.exists() or path.is_symlink():
-            raise error(Code.ALREADY_EXISTS, str(path), "exists already", "Move it away, or name another with --out.")
+    if path.exists() or path.is_symlink():
+        raise error(Code.ALREADY_EXISTS, str(path), "exists already", "Move it away, or name another with --out.")
 
 
 @contextmanager
@@ -173,16 +174,35 @@ def _total_bytes(source: Source, resolved: Resolved, trust: TrustStore) -> int:
 
 
 def _put_in_place(version: Fetched, target: Path, proof: Path) -> None:
-    """Package and statement appear by a rename each; the folder comes last and means that all is there."""
-    from adapterd.cli.credentials import write_private
+    """Package and statement appear by a rename each; the folder comes last and means that all is there.
 
-    write_private(proof, version.statement, mode=0o644)
+    A statement alone is of a pull that was killed: the same one is as good as new.
+    """
+    from adapterd.cli.credentials import write_private
+    from adapterd.loader.parts import sweep_beside
+
+    sweep_beside(proof)
     try:
+        if not _is_there(version.statement, proof):
+            write_private(proof, version.statement, mode=0o644)
         version.package.rename(target)
-    except OSError:
-        proof.unlink()
+    except FileExistsError:
+        raise  # one of the two is somebody else's
+    except BaseException:
+        if version.package.exists():  # else all is in its place
+            proof.unlink(missing_ok=True)
         raise
     _sync(target.absolute().parent)
+
+
+def _is_there(data: bytes, path: Path) -> bool:
+    from adapterd.loader.regular_file import open_regular
+
+    try:
+        with open_regular(path) as file:
+            return file.read(len(data) + 1) == data
+    except OSError:
+        return False
 
 
 def _sync(folder: Path) -> None:
@@ -228,10 +248,11 @@ def verify_ref(ref: Ref, choice: BaseChoice, wish: Wish) -> Verification:
     """
     from adapterd.cli.verification import Policy, verify_package
     from adapterd.loader.formats.files import DirectoryPackage
+    from adapterd.loader.scratch import scratch_folder
 
     with (
-        tempfile.TemporaryDirectory(prefix="adapterctl.") as scratch,
-        fetched(ref, choice, Path(scratch)) as version,
+        scratch_folder("verify") as scratch,
+        fetched(ref, choice, scratch) as version,
         DirectoryPackage.open_dir(version.package, wish.limits) as package,
         progress("checking", sum(package.sizes().values())) as advance,
     ):

@@ -20,8 +20,18 @@ def state_dir() -> Path:
 
 
 def _xdg(variable: str, default: str) -> Path:
+    """Raises Failed (SETTINGS_INVALID) where nothing says where that is."""
     given = os.environ.get(variable, "")
-    return (Path(given) if given else Path.home() / default) / "adapterd"
+    if given:
+        return Path(given) / "adapterd"
+    try:
+        return Path.home() / default / "adapterd"
+    except RuntimeError as fault:  # in a container, say, under a user that it does not know
+        from adapterd.loader.errors import Code, error
+
+        raise error(
+            Code.SETTINGS_INVALID, "HOME", "this user has no home directory", f"Set HOME, or {variable}."
+        ) from fault
 
 
 def trust_path() -> Path:

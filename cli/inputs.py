@@ -141,11 +141,12 @@ def load_limits(path: Path | None) -> Limits:
 def read_small(path: Path, cap: int) -> bytes:
     """A regular file that fits in `cap` bytes. Raises NotFound (PATH_NOT_FOUND), Failed (SETTINGS_INVALID)."""
     from adapterd.loader.errors import Code, error
-    from adapterd.loader.regular_file import NotRegular, open_regular
+    from adapterd.loader.regular_file import NotRegular, TooLarge, read_regular
 
     try:
-        with open_regular(path) as file:
-            data = file.read(cap + 1)
+        return read_regular(path, cap)
+    except TooLarge as fault:
+        raise error(Code.SETTINGS_INVALID, str(path), f"is larger than {cap} bytes") from fault
     except NotRegular as fault:
         hint = "What a pipe says can be written into a file first."
         raise error(Code.SETTINGS_INVALID, str(path), "is no regular file", hint) from fault
@@ -153,9 +154,6 @@ def read_small(path: Path, cap: int) -> bytes:
         raise error(
             Code.PATH_NOT_FOUND, str(path), f"cannot be read: {(fault.strerror or str(fault)).lower()}"
         ) from fault
-    if len(data) > cap:
-        raise error(Code.SETTINGS_INVALID, str(path), f"is larger than {cap} bytes")
-    return data
 
 
 def load_public_key(path: Path) -> PublicKey:

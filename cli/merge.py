@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,10 +133,11 @@ def _published(ref: Ref, choice: BaseChoice, wish: Wish) -> Iterator[Adapter]:
 
     from adapterd.cli.download import fetched
     from adapterd.loader.formats.files import DirectoryPackage
+    from adapterd.loader.scratch import scratch_folder
 
     with (
-        tempfile.TemporaryDirectory(prefix="adapterctl.") as scratch,
-        fetched(ref, BaseChoice(None), Path(scratch)) as version,
+        scratch_folder("verify") as scratch,
+        fetched(ref, BaseChoice(None), scratch) as version,
         DirectoryPackage.open_dir(version.package, wish.limits) as package,
     ):
         adapter = _judged(package, version.base, wish, str(version.ref))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,21 +40,28 @@ def init(
     ] = False,
 ) -> Report:
     """Make the trust file. Without keys it trusts nothing; an existing file is not touched."""
-    from adapterd.loader.errors import Code, error
+    from adapterd.loader.parts import alone_in
     from adapterd.loader.trust.policy import TrustStore
 
-    path = trust_path()
-    if path.exists():
-        hint = "Add to it: `adapterctl trust add-key PEM --tenant T` or `--admission`; or move it away first."
-        raise error(Code.ALREADY_EXISTS, str(path), "there is a trust file", hint)
-    store = TrustStore()
+    path, store = trust_path(), TrustStore()
+    _must_be_new(path)
     for file in admission_key or ():
         store.add_admission_key(load_public_key(file), file.name)
     if from_server:
         _take_from_server(store)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    store.save(path)
+    with alone_in(path.parent):
+        _must_be_new(path)
+        store.save(path)
     return _report(store, path)
+
+
+def _must_be_new(path: Path) -> None:
+    from adapterd.loader.errors import Code, error
+
+    if path.exists():
+        hint = "Add to it: `adapterctl trust add-key PEM --tenant T` or `--admission`; or move it away first."
+        raise error(Code.ALREADY_EXISTS, str(path), "there is a trust file", hint)
 
 
 def _take_from_server(store: TrustStore) -> None:
@@ -79,29 +88,39 @@ def add_key(
     ] = False,
 ) -> Report:
     """Trust a key: a publisher's (--tenant) or a registry's (--admission)."""
-    from adapterd.cli.connection import load_trust
-
     if (tenant is None) == (not admission):
         raise typer.BadParameter("say what it is for: --tenant T for a publisher, or --admission", param_hint="PUB")
-    store, key = load_trust(), load_public_key(public_key)
-    if tenant is None:
-        store.add_admission_key(key, name or public_key.name)
-    else:
-        store.add_publisher_key(tenant, key, name or public_key.name)
-        if allow_unsigned:
-            store.require_publisher(tenant, False)
-    store.save(trust_path())
+    key = load_public_key(public_key)
+    with _changed() as store:
+        if tenant is None:
+            store.add_admission_key(key, name or public_key.name)
+        else:
+            store.add_publisher_key(tenant, key, name or public_key.name)
+            if allow_unsigned:
+                store.require_publisher(tenant, False)
     return _report(store, trust_path(), added=key.key_id)
 
 
 def revoke_key(key_id: Annotated[str, typer.Argument(metavar="KEY_ID")]) -> Report:
     """Take nothing more that this key signed, in any role."""
-    from adapterd.cli.connection import load_trust
-
-    store = load_trust()
-    store.revoke_key(key_id)
-    store.save(trust_path())
+    with _changed() as store:
+        store.revoke_key(key_id)
     return _report(store, trust_path(), revoked=key_id)
+
+
+@contextmanager
+def _changed() -> Iterator[TrustStore]:
+    """What is trusted, to be changed and written again, while no other command of this kind does the same."""
+    from adapterd.cli.connection import load_trust
+    from adapterd.loader.parts import alone_in
+
+    path = trust_path()
+    if not path.parent.is_dir():
+        load_trust()  # which says what is missing
+    with alone_in(path.parent):
+        store = load_trust()
+        yield store
+        store.save(path)
 
 
 def show() -> Report:

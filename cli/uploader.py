@@ -12,6 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from adapterd.cli.credentials import write_private
 from adapterd.cli.environment import state_dir
 from adapterd.cli.output import note
 from adapterd.loader.errors import (
+    AdapterdError,
     Code,
     Conflict,
     Failed,
@@ -43,7 +45,7 @@ from adapterd.loader.errors import (
 )
 from adapterd.loader.formats.files import FileReader, Package
 from adapterd.loader.identity import FileEntry, canonical_json, sha256_hex
-from adapterd.loader.regular_file import NotRegular, open_regular
+from adapterd.loader.regular_file import NotRegular, TooLarge, read_regular
 
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 6
@@ -100,9 +102,8 @@ class Memory:
     def load(self) -> str | None:
         """The Idempotency-Key of an upload that was begun, or None; an unreadable file was never ours."""
         try:
-            with open_regular(self._path) as file:
-                body = json.loads(file.read(MAX_MEMORY_BYTES))
-        except (FileNotFoundError, NotRegular, ValueError, RecursionError):
+            body = json.loads(read_regular(self._path, MAX_MEMORY_BYTES))
+        except (FileNotFoundError, NotRegular, TooLarge, ValueError, RecursionError):
             return None
         if not isinstance(body, dict) or body.get("schema") != MEMORY_SCHEMA:
             return None
@@ -202,8 +203,17 @@ class Uploader:
             offset = reached
 
     def _send_chunk(self, session_id: str, entry: FileEntry, reader: FileReader, offset: int) -> int:
-        data = reader.read_at(offset, min(self._chunk_bytes, entry.size - offset))
+        try:
+            data = reader.read_at(offset, min(self._chunk_bytes, entry.size - offset))
+        except AdapterdError:  # these files are not what was declared: nobody will ever send the rest
+            self._give_up(session_id)
+            raise
         return _persistently(lambda: self._put(session_id, entry.path, offset, data))
+
+    def _give_up(self, session_id: str) -> None:
+        """The session goes now, if the server hears of it; else it would hold the tenant's room until it expires."""
+        with suppress(AdapterdError):
+            self._client.abandon_upload(self._plan.tenant, session_id)
 
     def _put(self, session_id: str, path: str, offset: int, data: bytes) -> int:
         try:

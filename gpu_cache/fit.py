@@ -17,8 +17,9 @@ import numpy as np
 
 from adapterd.gpu_cache.host.loading import Dtypes, packed_dtype
 from adapterd.gpu_cache.table_shape import MOST_ROWS, TableShape, plan_words
-from adapterd.loader.layout import ALIGNMENT, Dtype, plan_layout
+from adapterd.loader.layout import ALIGNMENT, Dtype
 from adapterd.loader.manifest import Manifest, ModuleEntry
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.sharding import WHOLE, Sharding
 
 PLAN_BYTES = 4 * plan_words(MOST_ROWS)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapterd.loader.checks.fit import SERVED, head_paths
-from adapterd.loader.layout import ITEM_BYTES, Dtype, block_rows
+from adapterd.loader.layout import ITEM_BYTES, Dtype
+from adapterd.loader.planning import block_rows
 from adapterd.loader.sharding import WHOLE, Sharding
 
 if TYPE_CHECKING:

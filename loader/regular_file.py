@@ -16,6 +16,22 @@ class NotRegular(OSError):
         super().__init__(errno.EINVAL, "not a regular file", str(path))
 
 
+class TooLarge(OSError):
+    """The file holds more than can be meant."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__(errno.EFBIG, f"holds more than {most} bytes", str(path))
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """All of a file of at most `most` bytes; never a part of it. Raises TooLarge, and as `open_regular`."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise TooLarge(path, most)
+    return data
+
+
 def open_regular(path: Path, flags: int = 0) -> BinaryIO:
     """The file, to be read. Never waits for somebody to write.
 

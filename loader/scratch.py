@@ -1,13 +1,15 @@
 """Temporary folders that go with their process, however it ends: who makes one sweeps what killed processes left.
 
 In each lies a small file that whoever uses the folder has locked, and the kernel drops a lock with its process. So a
-folder without such a file is none of ours, and one whose file can be locked alone is nobody's any more.
+folder with anything else in it and without such a file is none of ours, and one whose file can be locked alone is
+nobody's any more. An empty one is of a process that was killed before it had made the file, or makes another.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -54,8 +56,18 @@ def shared_folder(path: Path) -> Iterator[None]:
 def _make(root: Path, prefix: str) -> tuple[Path, int]:
     """Made, locked, and still there: a sweep in between takes it for a dead one's."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        lock = os.open(path / _OWNED, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+        path = root / f"{prefix}{secrets.token_hex(4)}"
+        try:
+            path.mkdir(0o700)
+            lock = os.open(path / _OWNED, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
+        except (FileExistsError, FileNotFoundError):
+            if not root.is_dir():
+                raise
+            continue
+        except BaseException:
+            with suppress(OSError):
+                path.rmdir()
+            raise
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock), os.stat(path / _OWNED)):  # noqa: PTH116
@@ -64,9 +76,12 @@ def _make(root: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _sweep(root: Path, prefix: str) -> None:
-    with os.scandir(root) as found:
-        names = [each.name for each in found if each.name.startswith(prefix)]
+    names: list[str] = []
+    with suppress(OSError), os.scandir(root) as found:  # one may make folders where one may not look
+        names += [each.name for each in found if each.name.startswith(prefix)]
     for name in names:
+        with suppress(OSError):
+            (root / name).rmdir()  # only an empty one goes
         with suppress(OSError):
             lock = os.open(root / name / _OWNED, _OPEN)
             try:

@@ -16,7 +16,6 @@ Two adapters of a tenant may hold the same version; each has its own evidence.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from adapterd.loader.disk import FULL
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import sha256_hex
 from adapterd.loader.trust.admission import MAX_ENVELOPE_BYTES, AdmissionStatement
@@ -37,7 +37,6 @@ from adapterd.loader.trust.strict_json import HEX_64, Fields, Malformed, parse
 MARK_SCHEMA = "adapterd.verified/1"
 INCOMING_PREFIX = ".incoming-"
 _LOCKS = ".locks"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MAX_MARK_BYTES = 65_536
 LOCK_LOOK_SECONDS = 0.02
 """How often a version's lock is tried while another thread or process has it."""
@@ -226,7 +225,7 @@ def narrowed(path: Path) -> Iterator[None]:
         yield
     except OSError as e:
         where = str(e.filename or path)
-        if e.errno in _FULL:
+        if e.errno in FULL:
             raise error(
                 Code.STORAGE_FULL, where, f"there is no room for the version: {e.strerror}",
                 "Make room or choose another folder for the store; nothing half-written was left.",

@@ -27,6 +27,7 @@ from adapterd.registry.api import (
 )
 from adapterd.registry.api.auth import Authenticate
 from adapterd.registry.api.context import Context
+from adapterd.registry.api.lanes import InTurn, Lanes
 from adapterd.registry.api.observe import Observe, Observer
 from adapterd.registry.blobs.factory import open_blobs
 from adapterd.registry.blobs.interfaces import BlobStore
@@ -37,8 +38,10 @@ from adapterd.registry.catalog.versions import VersionService
 from adapterd.registry.database import Clock, Database, utcnow
 from adapterd.registry.services import Services, build_services
 from adapterd.registry.settings import Settings
+from adapterd.registry.sweeping import sweeping
 from adapterd.registry.uploads.finalize import Admission
 from adapterd.registry.uploads.interfaces import StagingQuota
+from adapterd.registry.uploads.janitor import Janitor
 from adapterd.registry.uploads.service import UploadService
 from adapterd.registry.uploads.staging import StagingArea
 
@@ -67,8 +70,9 @@ def create_app(settings: Settings, *, clock: Clock = utcnow, log_to: TextIO | No
         clock=clock,
         upload_lifetime=timedelta(hours=settings.upload_ttl_hours),
         upload_quota=StagingQuota(settings.max_open_uploads, settings.max_staged_bytes),
+        lanes=Lanes(settings.max_checks),
     )
-    context.uploads.sweep()
+    context.janitor.sweep()
     return build_app(context)
 
 
@@ -82,16 +86,19 @@ def build_context(
     clock: Clock,
     upload_lifetime: timedelta,
     upload_quota: StagingQuota,
+    lanes: Lanes,
 ) -> Context:
     """Wire uploads and catalog over the services; opens nothing."""
     db, audit, at_tenant = services.db, services.audit, services.tenants
     versions = VersionService(db, at_tenant, audit, clock)
     pointers = AliasService(db, at_tenant, audit, clock)
-    sessions = UploadService(db, at_tenant, staging, clock, upload_lifetime, upload_quota)
+    janitor = Janitor(db, at_tenant, staging, blobs, clock)
+    sessions = UploadService(db, at_tenant, staging, janitor, clock, upload_lifetime, upload_quota)
     admission = Admission(
         db=db,
         uploads=sessions,
         staging=staging,
+        janitor=janitor,
         tenants=at_tenant,
         keys=services.keys,
         base_models=services.base_models,
@@ -112,8 +119,10 @@ def build_context(
         resolver=Resolver(db),
         uploads=sessions,
         admission=admission,
+        janitor=janitor,
         admission_keys=(key.public,),
         observer=observer,
+        lanes=lanes,
     )
 
 
@@ -122,7 +131,8 @@ def build_app(context: Context) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with sweeping(context.janitor.sweep, context.observer.not_swept):
+            yield
         context.services.db.dispose()
 
     # The interactive documentation would load scripts from elsewhere; the description itself stays.
@@ -134,6 +144,7 @@ def build_app(context: Context) -> FastAPI:
     for router in routers:
         app.include_router(router)
     problems.install(app, routers)
+    app.add_middleware(InTurn, lanes=context.lanes)
     app.add_middleware(Authenticate, tokens=context.services.tokens)
     app.add_middleware(Observe, observer=context.observer)
     return app

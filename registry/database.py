@@ -25,7 +25,7 @@ Clock = Callable[[], datetime]
 
 SQLITE_BUSY_SECONDS = 30
 POOL_SIZE = 10
-POOL_OVERFLOW = 30  # together as many as Starlette's 40 worker threads: nobody waits for a connection
+POOL_OVERFLOW = 60  # together as many as threads that ask (40 of Starlette's, those of `api.lanes`): nobody waits
 _SQLITE_FULL = 13  # sqlite3.h: SQLITE_FULL
 _TROUBLE = (sa_exc.OperationalError, sa_exc.InterfaceError, sa_exc.InternalError)
 _PG_DISK_FULL = "53100"  # PostgreSQL manual, appendix A: disk_full

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import delete, false
 
 from adapterd.loader.errors import AdapterdError, Code, error
+from adapterd.loader.parts import write_whole
 from adapterd.loader.regular_file import open_regular
 from adapterd.loader.trust.keys import Algorithm, PrivateKey, generate_admission_key
 from adapterd.registry import schema
@@ -137,11 +137,13 @@ def _services(settings: Settings, clock: Clock) -> Iterator[Services]:
 def _read_secret(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            data, mode = file.read(MAX_SECRET_BYTES), os.fstat(file.fileno()).st_mode
+            data, mode = file.read(MAX_SECRET_BYTES + 1), os.fstat(file.fileno()).st_mode
     except OSError as caught:
         raise _unusable(path, f"cannot be read: {caught.strerror}") from caught
     if mode & 0o077:
         raise _unusable(path, "can be read by others", f"Run `chmod 600 {path}`, and think of who may have read it.")
+    if len(data) > MAX_SECRET_BYTES:
+        raise _unusable(path, f"holds more than {MAX_SECRET_BYTES} bytes")
     return data
 
 
@@ -159,21 +161,13 @@ def _make_private_folder(path: Path) -> None:
 def _make_private_file(path: Path, make: Callable[[], bytes]) -> None:
     """Create the file whole and 0600, or leave the one that is there.
 
-    A link cannot replace a file, so of two commands at once the second keeps the first one's secret.
+    Of two commands at once the second keeps the first one's secret.
     """
     if path.exists():
         return
     try:
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "wb") as writer:
-                writer.write(make())
-                writer.flush()
-                os.fsync(fd)
-            with suppress(FileExistsError):
-                path.hardlink_to(name)
-        finally:
-            Path(name).unlink()
+        with suppress(FileExistsError):
+            write_whole(path, make())
         sync_folder(path.parent)
     except OSError as caught:
         raise storage_error(caught, str(path)) from caught

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,10 +11,26 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from adapterd.loader.errors import Code, Failed, reject
+from adapterd.loader.errors import Code, Failed, error, reject
 from adapterd.registry.uploads.interfaces import StagingQuota
 
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+
+def _usual_folder() -> Path:
+    """Raises Failed (SETTINGS_INVALID)."""
+    try:
+        return Path.home() / ".adapterd"
+    except RuntimeError as fault:  # in a container, say, under a user that it does not know
+        raise error(
+            Code.SETTINGS_INVALID, "ADAPTERD_DATA_DIR", "is not set, and this user has no home directory",
+            "Set ADAPTERD_DATA_DIR to the folder for the registry's data.",
+        ) from fault  # fmt: skip
+
+
+def _usual_checks() -> int:
+    """As many as there are processors, within reason; two, so that one tenant's never keep another's out."""
+    return min(8, max(2, os.cpu_count() or 1))
 
 
 class Settings(BaseSettings):
@@ -30,11 +47,12 @@ class Settings(BaseSettings):
         upload_ttl_hours: how long an upload session stays open.
         max_open_uploads, max_staged_bytes: what one tenant's open uploads may be together: how many, and how
             many bytes they may have declared.
+        max_checks: uploads that are hashed and checked at once; those of one tenant are at most one fewer.
     """
 
     model_config = SettingsConfigDict(env_prefix="ADAPTERD_", frozen=True, extra="ignore")
 
-    data_dir: Path = Field(default_factory=lambda: Path.home() / ".adapterd")
+    data_dir: Path = Field(default_factory=_usual_folder)
     database_url: str = ""
     blobs: Literal["local", "s3"] = "local"
     s3_endpoint: str = ""
@@ -48,11 +66,15 @@ class Settings(BaseSettings):
     upload_ttl_hours: int = Field(default=24, ge=1, le=24 * 30)
     max_open_uploads: int = Field(default=StagingQuota().uploads, ge=1)
     max_staged_bytes: int = Field(default=StagingQuota().nbytes, ge=1)
+    max_checks: int = Field(default_factory=_usual_checks, ge=1, le=256)
 
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+        try:
+            return value.expanduser().absolute()
+        except RuntimeError:
+            raise ValueError(f"{value}: there is no such home directory") from None
 
     @field_validator("database_url")
     @classmethod

@@ -16,9 +16,10 @@ from adapterd.gpu_cache.host.interface import Origin
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import Ref, VersionKey
 from adapterd.loader.image import Memory
-from adapterd.loader.layout import Dtype, Layout, plan_layout
+from adapterd.loader.layout import Dtype, Layout
 from adapterd.loader.manifest import Manifest
 from adapterd.loader.parallel import Helpers, default_threads
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.recent import Recent
 from adapterd.loader.sharding import WHOLE, Sharding
 
@@ -178,7 +179,7 @@ class StoredImage:
     def fill(self, out: Memory) -> Fill:
         """A copy on disk that does not hold, or is not there any more, is looked at by the next load."""
         filled = self.store.fill(self.stored, self.layout, out)
-        keep = partial(self.store.keep_packed, self.stored, self.layout, filled, out) if filled.chunks else None
+        keep = partial(self.store.keep_packed, self.stored, self.layout, filled, out) if filled.seal else None
         return Fill(ORIGINS[filled.origin], keep)
 
 

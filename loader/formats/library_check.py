@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from adapterd.loader.disk import storage_code
 from adapterd.loader.errors import Code, Unavailable, error, reject
 from adapterd.loader.formats.files import FileReader
 from adapterd.loader.formats.safetensors_header import Header
@@ -22,7 +23,7 @@ def agree_with_library(reader: FileReader, header: Header) -> None:
 
     Raises:
         Refused: ST_PARSERS_DISAGREE.
-        Unavailable: STORAGE_UNAVAILABLE where no temporary file can be made.
+        Unavailable: STORAGE_FULL, STORAGE_UNAVAILABLE where no temporary file can be made.
     """
     start = reader.read_at(0, header.data_start)
     with _temporary_folder() as folder:
@@ -44,9 +45,7 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _no_space(failure: OSError) -> Unavailable:
-    return Unavailable(
-        reject(Code.STORAGE_UNAVAILABLE, tempfile.gettempdir(), f"no temporary file: {failure.strerror}")
-    )
+    return Unavailable(reject(storage_code(failure), tempfile.gettempdir(), f"no temporary file: {failure.strerror}"))
 
 
 _Tensors = list[tuple[str, str, tuple[int, ...]]]

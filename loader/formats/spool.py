@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Callable
 
+from adapterd.loader.disk import FULL
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.formats.readers import FileReader
 from adapterd.loader.formats.text import shown
 
 Write = Callable[[int, bytes | memoryview], int]
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class SliceReader:
@@ -88,7 +86,7 @@ def _nameless() -> int:
 
 
 def _no_room(failure: OSError) -> AdapterdError:
-    if failure.errno in _FULL:
+    if failure.errno in FULL:
         return error(
             Code.STORAGE_FULL, "temporary folder", "no room to unpack the archive",
             "Free some space, or set TMPDIR to a folder on a larger disk.",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.merge.shards import NewModel, Progress, must_fit, sync, write_model
+from adapterd.loader.parts import naming
 from adapterd.loader.scratch import scratch_folder
 
 
@@ -23,19 +24,20 @@ def new_folder(model: NewModel, target: Path, base: Path, progress: Progress) ->
         Conflict: ALREADY_EXISTS.
         Failed: REQUEST_INVALID for a target inside the base.
         Unavailable: STORAGE_FULL where the disk has too little room to begin with.
-        OSError: the disk, while it is written.
+        OSError: the disk, while it is written; about `target`, if it is about no other file.
     """
     must_be_free(target, base)
     parent = _real(target.absolute().parent)
     parent.mkdir(parents=True, exist_ok=True)
     must_fit(model.total_bytes, parent)
-    with scratch_folder("merge", parent) as scratch:
-        made = scratch / "model"
-        made.mkdir()
-        write_model(model, made, progress)
-        must_be_free(target, base)
-        put(made, parent / target.name, target)
-    sync(parent)
+    with naming(target):
+        with scratch_folder("merge", parent) as scratch:
+            made = scratch / "model"
+            made.mkdir()
+            write_model(model, made, progress)
+            must_be_free(target, base)
+            put(made, parent / target.name, target)
+        sync(parent)
 
 
 def must_be_free(target: Path, base: Path) -> None:

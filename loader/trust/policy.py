@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adapterd.loader.disk import storage_code
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.loader.identity import NAME_PATTERN, canonical_json, check_name, sha256_hex
+from adapterd.loader.parts import write_whole
 from adapterd.loader.regular_file import open_regular
 from adapterd.loader.trust.keys import PUBLISHER_ALGORITHMS, Algorithm, PublicKey
 from adapterd.loader.trust.strict_json import Fields, Malformed, parse
@@ -237,29 +238,15 @@ class TrustStore:
         """Write the file whole or not at all, readable by its owner only.
 
         Raises:
-            Unavailable: STORAGE_UNAVAILABLE naming the path.
+            Unavailable: STORAGE_FULL, STORAGE_UNAVAILABLE naming the path.
         """
         target = Path(path)
         text = json.dumps(self.as_json(), indent=2) + "\n"
         try:
-            _replace_file(target, text.encode())
+            write_whole(target, text.encode(), replace=True)
         except OSError as e:
-            raise error(Code.STORAGE_UNAVAILABLE, str(target), f"cannot be written: {e.strerror}") from e
+            raise error(storage_code(e), str(target), f"cannot be written: {e.strerror}") from e
         self.path = target
-
-
-def _replace_file(target: Path, data: bytes) -> None:
-    """mkstemp makes the file 0600 from the start; the rename puts it in place at once."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _with_key(keys: tuple[TrustedKey, ...], key: PublicKey, name: str) -> tuple[TrustedKey, ...]:

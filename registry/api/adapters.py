@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from adapterd.loader.identity import SIGNATURE_FILE, FileEntry
@@ -89,20 +91,20 @@ def _add_files(router: APIRouter, context: Context) -> None:
     versions, blobs = context.versions, context.blobs
 
     @router.get(_VERSION + "/files/{path}")
-    def file(
+    async def file(
         *, request: Request, tenant: str, adapter: str, version: str, path: str, caller: CurrentCaller
     ) -> Response:
         """The bytes of one file; one Range at a time."""
         caller.require(tenant, Scope.ADAPTERS_READ, adapter)
-        entry = _stored(context, tenant, adapter, version, path)
-        return file_response(request, blobs, tenant, entry, FILE_TYPE)
+        entry = await run_in_threadpool(_stored, context, tenant, adapter, version, path)
+        return await file_response(request, blobs, tenant, entry, FILE_TYPE, partial(context.lanes.on_disk, caller))
 
     @router.get(_VERSION + "/signature")
-    def signature(request: Request, tenant: str, adapter: str, version: str, caller: CurrentCaller) -> Response:
+    async def signature(request: Request, tenant: str, adapter: str, version: str, caller: CurrentCaller) -> Response:
         """The publisher's signature; 404 where there is none."""
         caller.require(tenant, Scope.ADAPTERS_READ, adapter)
-        entry = _stored(context, tenant, adapter, version, SIGNATURE_FILE)
-        return file_response(request, blobs, tenant, entry, BUNDLE_TYPE)
+        entry = await run_in_threadpool(_stored, context, tenant, adapter, version, SIGNATURE_FILE)
+        return await file_response(request, blobs, tenant, entry, BUNDLE_TYPE, partial(context.lanes.on_disk, caller))
 
     @router.get(_VERSION + "/admission")
     def admission(tenant: str, adapter: str, version: str, caller: CurrentCaller) -> Response:

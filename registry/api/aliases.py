@@ -13,10 +13,10 @@ from adapterd.loader.identity import check_name
 from adapterd.registry.api.auth import CurrentCaller
 from adapterd.registry.api.context import Context
 from adapterd.registry.api.paging import Cursor, Limit, number_cursor, page_reply, reply
+from adapterd.registry.api.preconditions import IfMatch, strong_tag
 from adapterd.registry.api.views import alias_json, move_json
 from adapterd.registry.tokens.interfaces import Scope
 
-IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=256)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=256)]
 
 _ALIAS = "/v1/tenants/{tenant}/adapters/{adapter}/aliases/{alias}"
@@ -85,8 +85,8 @@ def _expected(if_match: str | None, if_none_match: str | None) -> str | None:
             )  # fmt: skip
         case None, "*":
             return None
-        case str(tag), None if len(tag) > 2 and tag[0] == tag[-1] == '"' and '"' not in tag[1:-1]:
-            return tag[1:-1]
+        case str(tag), None:
+            return strong_tag(tag)
     raise error(
         Code.REQUEST_INVALID, "If-Match", "this precondition is not understood",
         'Send If-Match: "<digest>", or If-None-Match: * to make a new alias.',

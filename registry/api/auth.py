@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapterd.loader.base_model import MAX_TABLE_BYTES
 from adapterd.loader.errors import AdapterdError, Code, error
-from adapterd.registry.api.problems import problem_response
+from adapterd.registry.api.problems import problem_response, remember
 from adapterd.registry.errors import missing
 from adapterd.registry.tokens.interfaces import Caller
 from adapterd.registry.tokens.service import TokenService
@@ -42,7 +42,7 @@ class Authenticate:
                 raise missing(scope["path"])
             limited = _limited(scope, headers, receive)
         except AdapterdError as caught:
-            state["problem_code"] = caught.code.value
+            remember(scope, caught)
             await problem_response(caught, scope["path"])(scope, receive, send)
             return
         await self._app(scope, limited, send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterd.loader.trust.keys import PublicKey
+from adapterd.registry.api.lanes import Lanes
 from adapterd.registry.api.observe import Observer
 from adapterd.registry.blobs.interfaces import BlobStore
 from adapterd.registry.catalog.adapters import AdapterService
@@ -13,6 +14,7 @@ from adapterd.registry.catalog.resolve import Resolver
 from adapterd.registry.catalog.versions import VersionService
 from adapterd.registry.services import Services
 from adapterd.registry.uploads.finalize import Admission
+from adapterd.registry.uploads.janitor import Janitor
 from adapterd.registry.uploads.service import UploadService
 
 
@@ -28,5 +30,7 @@ class Context:
     resolver: Resolver
     uploads: UploadService
     admission: Admission
+    janitor: Janitor
     admission_keys: tuple[PublicKey, ...]
     observer: Observer
+    lanes: Lanes

@@ -22,9 +22,10 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/readyz")
     def readyz() -> Response:
-        """Database and blobs answer, too; 503 otherwise."""
+        """Database, blobs and the place for uploads answer, too; 503 otherwise."""
         context.services.db.check_schema()
         context.blobs.check()
+        context.uploads.check()
         return reply({"status": "ready"})
 
     @router.get("/metrics")

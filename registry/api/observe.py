@@ -10,6 +10,8 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adapterd.loader.errors import AdapterdError, Code, error
+from adapterd.registry.api.problems import problem_response
 from adapterd.registry.tokens.interfaces import Caller
 from adapterd.registry.uploads.interfaces import Upload
 
@@ -63,11 +65,16 @@ class Observer:
         self.log.info(
             "request", method=method, path=scope["path"], route=route, status=status, seconds=round(seconds, 4),
             code=state.get("problem_code"), token=caller.token_id if caller else None,
+            **({"detail": state["problem_detail"]} if "problem_detail" in state else {}),
         )  # fmt: skip
 
     def failed(self, scope: Scope, caught: BaseException) -> None:
         """A bug ended a request; the log is the only place that tells what it was."""
         self.log.error("bug", method=scope["method"], path=scope["path"], exc_info=caught)
+
+    def not_swept(self, caught: Exception) -> None:
+        """The janitor could not do its work; it tries again."""
+        self.log.error("sweep", exc_info=caught)
 
     def received(self, upload: Upload, path: str, count: int) -> None:
         """Bytes of an upload came in."""
@@ -90,6 +97,11 @@ class Observer:
         self._uploads.labels("refused").inc()
         codes = [p.code.value for p in upload.problems if p.severity == "reject"]
         self.log.info("upload.refused", tenant=upload.tenant, upload=upload.id, adapter=upload.adapter, codes=codes)
+
+
+def _stopping() -> AdapterdError:
+    hint = "Try again in a few seconds: what was received is kept, and what was decided is told then."
+    return error(Code.SERVER_UNREACHABLE, "server", "the server stops", hint)
 
 
 class Observe:
@@ -117,7 +129,9 @@ class Observe:
         try:
             await self._app(scope, receive, noting)
         except asyncio.CancelledError:
-            pass  # the server stops, and this request took longer than it waits; here its task ends anyway
+            # The server stops, and this request took longer than it waits; here its task ends anyway.
+            if status == _NO_ANSWER:
+                await problem_response(_stopping(), scope["path"])(scope, receive, noting)
         except Exception as caught:
             self._observer.failed(scope, caught)
             status = 500 if status == _NO_ANSWER else status

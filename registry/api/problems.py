@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute, APIRouter
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from adapterd.loader.errors import AdapterdError, Code, Failed, NotFound, Problem, Unavailable, error, reject
 from adapterd.registry.catalog.aliases import AliasChanged
@@ -35,6 +36,14 @@ _STATUS: Mapping[Code, int] = {
 }
 _RETRY_SECONDS = "5"
 
+# What broke on the server's own machine: its operator is told where, in the log, and the caller that it did.
+_OWN: Mapping[Code, str] = {
+    Code.STORAGE_FULL: "the server's storage is full",
+    Code.STORAGE_UNAVAILABLE: "the server's storage cannot be used now",
+    Code.DATABASE_UNAVAILABLE: "the server's database cannot be used now",
+    Code.SCHEMA_OUTDATED: "the server's database has to be upgraded",
+}
+
 
 class RangeInvalid(Failed):
     """The file has no such bytes; `size` is how many it has."""
@@ -47,6 +56,14 @@ class RangeInvalid(Failed):
 def status_of(caught: AdapterdError) -> int:
     """The HTTP status of an error."""
     return int(_STATUS.get(caught.code, caught.http_status))
+
+
+def remember(scope: Scope, caught: AdapterdError) -> None:
+    """For the log: the code, and what the answer does not tell."""
+    state = scope.setdefault("state", {})
+    state["problem_code"] = caught.code.value
+    if caught.code in _OWN:
+        state["problem_detail"] = str(caught)
 
 
 def problem_response(caught: AdapterdError, instance: str, status: int | None = None) -> Response:
@@ -89,7 +106,7 @@ def allowed_methods(routers: Sequence[APIRouter], path: str) -> list[str]:
 
 
 def _respond(request: Request, caught: AdapterdError) -> Response:
-    request.state.problem_code = caught.code.value
+    remember(request.scope, caught)
     return problem_response(caught, request.url.path)
 
 
@@ -111,6 +128,8 @@ def _document(caught: AdapterdError, instance: str, status: int) -> dict[str, An
 
 def _neutral(problem: Problem, instance: str) -> Problem:
     """What is absent and what is foreign get the same words, wherever it was found out (I9)."""
+    if problem.code in _OWN:
+        return reject(problem.code, problem.where, _OWN[problem.code], problem.hint)
     if problem.code is not Code.NOT_FOUND:
         return problem
     return reject(Code.NOT_FOUND, instance, MISSING_MESSAGE, MISSING_HINT)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from itertools import chain
+from typing import Protocol, TypeVar
 
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
@@ -16,12 +17,20 @@ from adapterd.loader.identity import FileEntry
 from adapterd.registry.api.problems import RangeInvalid
 from adapterd.registry.blobs.interfaces import BlobStore
 
+T = TypeVar("T")
+
 BUFFER_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes\s*=\s*(?P<first>\d*)-(?P<last>\d*)\s*", re.ASCII | re.IGNORECASE)
 _MAX_RANGE_CHARS = 64
 
 
-async def pour(request: Request, take: Callable[[bytes], None]) -> int:
+class OnDisk(Protocol):
+    """How work gets to a thread that may wait for a disk."""
+
+    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+async def pour(request: Request, take: Callable[[bytes], None], on_disk: OnDisk) -> int:
     """Hand the body on in pieces of about 1 MiB, also what came before a client went away; returns the bytes."""
     buffer, count = bytearray(), 0
     try:
@@ -29,16 +38,18 @@ async def pour(request: Request, take: Callable[[bytes], None]) -> int:
             buffer += piece
             count += len(piece)
             if len(buffer) >= BUFFER_BYTES:
-                await run_in_threadpool(take, bytes(buffer))
+                await on_disk(partial(take, bytes(buffer)))
                 buffer.clear()
     except ClientDisconnect:
-        await run_in_threadpool(take, bytes(buffer))
+        await on_disk(partial(take, bytes(buffer)))
         raise
-    await run_in_threadpool(take, bytes(buffer))
+    await on_disk(partial(take, bytes(buffer)))
     return count
 
 
-def file_response(request: Request, blobs: BlobStore, tenant: str, entry: FileEntry, media_type: str) -> Response:
+async def file_response(
+    request: Request, blobs: BlobStore, tenant: str, entry: FileEntry, media_type: str, on_disk: OnDisk
+) -> Response:
     """A stored file, or the one range of it that is asked for (RFC 9110 §14).
 
     Raises:
@@ -58,14 +69,21 @@ def file_response(request: Request, blobs: BlobStore, tenant: str, entry: FileEn
     if wanted:
         headers["Content-Range"] = f"bytes {first}-{first + length - 1}/{entry.size}"
     headers["Content-Length"] = str(length)
-    pieces = _begun(blobs.read(tenant, entry.sha256, first, length))
-    return StreamingResponse(pieces, 206 if wanted else 200, headers=headers, media_type=media_type)
+    pieces = await on_disk(partial(_begun, blobs.read(tenant, entry.sha256, first, length)))
+    return StreamingResponse(
+        _from_disk(pieces, on_disk), 206 if wanted else 200, headers=headers, media_type=media_type
+    )
 
 
 def _begun(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Have the first piece, so that what goes wrong with the store is still an answer with a status."""
     first = next(pieces, b"")
     return chain([first], pieces)
+
+
+async def _from_disk(pieces: Iterator[bytes], on_disk: OnDisk) -> AsyncIterator[bytes]:
+    while (piece := await on_disk(partial(next, pieces, None))) is not None:
+        yield piece
 
 
 def _wanted_range(header: str | None, if_range: str | None, etag: str, size: int) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from adapterd.loader.limits import Limits
 from adapterd.registry.api.auth import CurrentCaller
 from adapterd.registry.api.context import Context
 from adapterd.registry.api.paging import Cursor, Limit, cut, page_reply, reply, text_cursor
+from adapterd.registry.api.preconditions import IfMatch, strong_tag
 from adapterd.registry.tenants.interfaces import TenantInfo, TenantPolicy
 from adapterd.registry.tokens.interfaces import Scope
 
@@ -64,16 +65,26 @@ def routes(context: Context) -> APIRouter:
     def policy(tenant: str, caller: CurrentCaller) -> Response:
         """What the tenant's uploads must keep to."""
         caller.require(tenant, Scope.KEYS_ADMIN)
-        return reply(tenants.policy(tenant).as_json())
+        return _policy(tenants.policy(tenant))
 
     @router.put("/v1/tenants/{tenant}/policy")
-    def set_policy(tenant: str, body: Policy, caller: CurrentCaller) -> Response:
-        """Replace the policy; it binds uploads that are finalized afterwards. Limits are the operator's to change."""
+    def set_policy(tenant: str, body: Policy, caller: CurrentCaller, if_match: IfMatch = None) -> Response:
+        """Replace the policy, with If-Match only the one that was seen; it binds uploads that are finalized afterwards.
+
+        Limits are the operator's to change.
+        """
         caller.require(tenant, Scope.KEYS_ADMIN)
-        wanted = body.checked(tenants.policy(tenant))
-        return reply(tenants.set_policy(tenant, wanted, actor=caller.token_id, may_limit=caller.is_operator).as_json())
+        expected = strong_tag(if_match) if if_match is not None else None
+        made = tenants.set_policy(
+            tenant, body.checked, actor=caller.token_id, may_limit=caller.is_operator, expected=expected
+        )
+        return _policy(made)
 
     return router
+
+
+def _policy(policy: TenantPolicy) -> Response:
+    return reply(policy.as_json(), headers={"ETag": f'"{policy.policy_id}"'})
 
 
 def _tenant(info: TenantInfo) -> dict[str, Any]:

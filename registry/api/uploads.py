@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
@@ -17,10 +18,12 @@ from adapterd.loader.identity import FileEntry, check_name, check_revision, vers
 from adapterd.registry.admission import budget, receive, registered_base
 from adapterd.registry.api.auth import CurrentCaller
 from adapterd.registry.api.context import Context
+from adapterd.registry.api.lanes import owner_of
 from adapterd.registry.api.paging import reply
 from adapterd.registry.api.streaming import pour
 from adapterd.registry.api.views import detail_json
 from adapterd.registry.tokens.interfaces import Caller, Scope
+from adapterd.registry.uploads.finalize import unless_closed
 from adapterd.registry.uploads.interfaces import NewUpload, Upload, UploadState
 
 MAX_DECLARED_FILES = 1000  # the tenant's limit is what counts; this bounds the work of saying so
@@ -104,7 +107,7 @@ def routes(context: Context) -> APIRouter:
     ) -> Response:
         """Append the raw body to a file at Upload-Offset; what was received is kept, however the request ends."""
         upload = await run_in_threadpool(desk.find, tenant, upload_id, caller)
-        return await desk.take(request, upload, path, offset)
+        return await desk.take(request, upload, path, offset, caller)
 
     @router.delete("/v1/tenants/{tenant}/uploads/{upload_id}", status_code=204)
     def cancel(tenant: str, upload_id: str, caller: CurrentCaller) -> Response:
@@ -114,13 +117,9 @@ def routes(context: Context) -> APIRouter:
         return Response(status_code=204)
 
     @router.post("/v1/tenants/{tenant}/uploads/{upload_id}:finalize", status_code=202)
-    def finalize(tenant: str, upload_id: str, caller: CurrentCaller) -> Response:
+    async def finalize(tenant: str, upload_id: str, caller: CurrentCaller) -> Response:
         """Make a version of it. Safe to repeat; `processing` means that another request is at it."""
-        closed = desk.finalize(tenant, upload_id, caller)
-        if closed.state is UploadState.REFUSED:
-            # Refusals come first among the problems; the warnings beside them are told, too.
-            raise type(error_from(closed.problems))(*closed.problems)
-        return reply(desk.shown(closed), 202)
+        return reply(await desk.finalize(tenant, upload_id, caller), 202)
 
     return router
 
@@ -137,7 +136,6 @@ class _Desk:
         budget(new, c.services.tenants.policy(tenant))
         base = registered_base(c.services.base_models, new.base_id, new.base_revision)
         c.versions.require_room(tenant, new.adapter, version_digest(new.files), base.pin)
-        c.uploads.sweep_if_due()
         return c.uploads.create(tenant, new, actor=caller.token_id, idempotency_key=key)
 
     def find(self, tenant: str, upload_id: str, caller: Caller) -> Upload:
@@ -146,18 +144,18 @@ class _Desk:
         caller.require(tenant, Scope.ADAPTERS_UPLOAD, upload.adapter)
         return self._context.admission.view(upload)
 
-    async def take(self, request: Request, upload: Upload, path: str, offset: int) -> Response:
-        c = self._context
+    async def take(self, request: Request, upload: Upload, path: str, offset: int, caller: Caller) -> Response:
+        c, on_disk = self._context, partial(self._context.lanes.on_disk, caller)
         policy = await run_in_threadpool(c.services.tenants.policy, upload.tenant)
         length = request.headers.get("Content-Length", "0")
         with ExitStack() as stack:
             receiver = await run_in_threadpool(stack.enter_context, c.uploads.receiver(upload, path, offset))
             try:
                 receiver.expect(int(length) if length.isdigit() else 0)
-                await pour(request, lambda data: receive(receiver, data, policy.limits))
-                await run_in_threadpool(receiver.sync)
+                await pour(request, lambda data: receive(receiver, data, policy.limits), on_disk)
+                await on_disk(receiver.sync)
             except Refused as caught:
-                await run_in_threadpool(c.admission.refuse, upload, caught.problems)
+                await on_disk(partial(c.admission.refuse, upload, caught.problems))
                 raise
             except ClientDisconnect:
                 return Response(status_code=_CLIENT_GONE)  # nobody reads it
@@ -165,10 +163,26 @@ class _Desk:
                 c.observer.received(upload, path, receiver.offset - offset)
             return Response(status_code=204, headers={"Upload-Offset": str(receiver.offset)})
 
-    def finalize(self, tenant: str, upload_id: str, caller: Caller) -> Upload:
-        upload = self.find(tenant, upload_id, caller)
-        _require_upload(caller, tenant, upload.adapter, upload.alias)
-        return self._context.admission.finalize(tenant, upload_id, actor=caller.token_id)
+    async def finalize(self, tenant: str, upload_id: str, caller: Caller) -> dict[str, Any]:
+        """Waits its turn, unless there is nothing to wait for."""
+        c = self._context
+        async with c.lanes.calls.turn(owner_of(caller)):
+            upload = await run_in_threadpool(self.find, tenant, upload_id, caller)
+            _require_upload(caller, tenant, upload.adapter, upload.alias)
+        with c.admission.alone(upload_id) as alone:
+            if alone and not upload.closed:
+                return await c.lanes.as_check(caller, partial(self._finished, tenant, upload_id, caller))
+        return await run_in_threadpool(self._outcome, unless_closed(upload))
+
+    def _finished(self, tenant: str, upload_id: str, caller: Caller) -> dict[str, Any]:
+        return self._outcome(self._context.admission.finish(tenant, upload_id, actor=caller.token_id))
+
+    def _outcome(self, closed: Upload) -> dict[str, Any]:
+        """Raises the refusals of an upload that was refused."""
+        if closed.state is UploadState.REFUSED:
+            # Refusals come first among the problems; the warnings beside them are told, too.
+            raise type(error_from(closed.problems))(*closed.problems)
+        return self.shown(closed)
 
     def shown(self, upload: Upload) -> dict[str, Any]:
         version = None

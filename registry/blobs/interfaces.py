@@ -52,6 +52,10 @@ class BlobStore(Protocol):
         """Remove the blob; returns also when there is none."""
         ...
 
+    def sweep(self) -> None:
+        """Remove what processes that were killed in a `put` left half stored."""
+        ...
+
 
 def blob_key(tenant: str, sha256: str) -> str:
     """`<tenant's digest>/<2 hex>/<64 hex>`: no name becomes a path (I6). Raises Failed (REF_INVALID)."""

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
+from adapterd.loader.disk import FULL, require_writable
 from adapterd.loader.errors import AdapterdError, Code, error
+from adapterd.loader.parts import part, sweep_parts
 from adapterd.registry.blobs.interfaces import CHUNK_BYTES, blob_key, hash_mismatch, open_source
 from adapterd.registry.errors import missing
-
-# EFBIG is what a file size limit (RLIMIT_FSIZE, a small file system) answers.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class LocalBlobs:
     """`BlobStore` under one folder: `root/<blob_key>`, and `root/tmp` for what is on its way.
 
     A blob is written to `tmp`, hashed on the way, synced, and renamed: a crash leaves at most a file
-    in `tmp`, which nothing reads. Readers of a blob that is stored again keep the bytes they opened.
+    in `tmp`, which nothing reads and `sweep` removes. Readers of a blob that is stored again keep the bytes
+    they opened.
     """
 
     def __init__(self, root: Path) -> None:
@@ -37,16 +35,15 @@ class LocalBlobs:
 
     def check(self) -> None:
         with _narrowed():
-            self._tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not os.access(self._tmp, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, "not writable", str(self._tmp))
+            require_writable(self._tmp)
+            require_writable(self._root)
 
     def put(self, tenant: str, sha256: str, source: Path) -> None:
         target = self.path(tenant, sha256)
         with open_source(source) as reader, _narrowed():
             self._tmp.mkdir(mode=0o700, parents=True, exist_ok=True)
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _temporary(self._tmp) as written:
+            with part(self._tmp) as (written, _):
                 found = _copy(reader, written)
                 if found == sha256:
                     written.replace(target)
@@ -79,11 +76,14 @@ class LocalBlobs:
         with _narrowed():
             self.path(tenant, sha256).unlink(missing_ok=True)
 
+    def sweep(self) -> None:
+        sweep_parts(self._tmp)
+
 
 def storage_error(caught: OSError, where: str = "blobs") -> AdapterdError:
     """Unavailable: STORAGE_FULL or STORAGE_UNAVAILABLE."""
     what = f"{caught.strerror or caught}: {caught.filename}" if caught.filename else str(caught.strerror or caught)
-    if caught.errno in _FULL:
+    if caught.errno in FULL:
         return error(Code.STORAGE_FULL, where, what, "Free some space and try again; nothing was stored.")
     return error(Code.STORAGE_UNAVAILABLE, where, what, "Check the data directory and its permissions.")
 
@@ -94,17 +94,6 @@ def _narrowed() -> Iterator[None]:
         yield
     except OSError as caught:
         raise storage_error(caught) from caught
-
-
-@contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A fresh file, gone when the block ends unless it was renamed."""
-    fd, name = tempfile.mkstemp(dir=folder)
-    os.close(fd)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _copy(reader: BinaryIO, target: Path) -> str:

@@ -111,6 +111,9 @@ class S3Blobs:
         with _narrowed():
             self.client.delete_object(**self._place(tenant, sha256))
 
+    def sweep(self) -> None:
+        """Nothing to do: a PUT is all or nothing."""
+
     def _place(self, tenant: str, sha256: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.key(tenant, sha256)}
 

@@ -9,6 +9,7 @@ from sqlalchemy import (
     CheckConstraint,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     String,
@@ -66,6 +67,7 @@ class VersionFileRow(Base):
         ForeignKeyConstraint(
             ["tenant", "adapter", "number"], ["versions.tenant", "versions.adapter", "versions.number"]
         ),
+        Index(None, "tenant", "sha256"),
     )
 
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)

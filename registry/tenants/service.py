@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -71,29 +73,39 @@ class TenantService:
                 raise missing(name)
             return _policy(row)
 
-    def set_policy(self, name: str, policy: TenantPolicy, *, actor: str, may_limit: bool = True) -> TenantPolicy:
+    def set_policy(
+        self,
+        name: str,
+        change: Callable[[TenantPolicy], TenantPolicy],
+        *,
+        actor: str,
+        may_limit: bool = True,
+        expected: str | None = None,
+    ) -> TenantPolicy:
         """Replace the policy; it binds uploads that are finalized afterwards.
 
         Args:
+            change: makes the new policy of the present one, which nobody changes meanwhile.
             may_limit: whether the actor may change the limits, which protect the registry from the tenant.
+            expected: `policy_id` that the present one must have; None for any.
 
         Raises:
             Failed: SETTINGS_INVALID when it allows a code outside `ALLOWABLE`, or one that it refuses;
-                REQUEST_INVALID for other limits from who may not change them.
+                REQUEST_INVALID for other limits from who may not change them; what `change` raises.
+            Conflict: PRECONDITION_FAILED when another policy than the expected one holds.
             NotFound: no such tenant.
         """
-        forbidden = sorted(policy.allow - ALLOWABLE)
-        if forbidden:
-            raise error(
-                Code.SETTINGS_INVALID, "allow", f"{forbidden[0]} cannot be allowed",
-                f"Allowable: {', '.join(sorted(ALLOWABLE))}.",
-            )  # fmt: skip
-        both = sorted(policy.allow & policy.refuse)
-        if both:
-            raise error(Code.SETTINGS_INVALID, "refuse", f"{both[0]} cannot be allowed and refused at once")
         with self._db.write() as session:
             row = self.lock(session, name)
-            if not may_limit and policy.limits != _policy(row).limits:
+            present = _policy(row)
+            if expected not in (None, present.policy_id):
+                raise error(
+                    Code.PRECONDITION_FAILED, "policy", "the policy has changed since it was looked at",
+                    "Look at it again, then change it.",
+                )  # fmt: skip
+            policy = change(present)
+            _check(policy)
+            if not may_limit and policy.limits != present.limits:
                 raise error(
                     Code.REQUEST_INVALID, "limits", "only an operator changes a tenant's limits",
                     "Leave `limits` out to keep them, or ask an operator.",
@@ -119,6 +131,19 @@ class TenantService:
         if row is None:
             raise missing(name)
         return row
+
+
+def _check(policy: TenantPolicy) -> None:
+    """Raises Failed (SETTINGS_INVALID)."""
+    forbidden = sorted(policy.allow - ALLOWABLE)
+    if forbidden:
+        raise error(
+            Code.SETTINGS_INVALID, "allow", f"{forbidden[0]} cannot be allowed",
+            f"Allowable: {', '.join(sorted(ALLOWABLE))}.",
+        )  # fmt: skip
+    both = sorted(policy.allow & policy.refuse)
+    if both:
+        raise error(Code.SETTINGS_INVALID, "refuse", f"{both[0]} cannot be allowed and refused at once")
 
 
 def _policy(row: TenantRow) -> TenantPolicy:

@@ -31,6 +31,7 @@ from adapterd.registry.database import Clock, Database
 from adapterd.registry.keys.service import KeyService
 from adapterd.registry.tenants.service import TenantService
 from adapterd.registry.uploads.interfaces import Upload, UploadState
+from adapterd.registry.uploads.janitor import Janitor
 from adapterd.registry.uploads.service import UploadService
 from adapterd.registry.uploads.staging import StagedPackage, StagingArea
 
@@ -52,6 +53,7 @@ class Admission:
         db: Database,
         uploads: UploadService,
         staging: StagingArea,
+        janitor: Janitor,
         tenants: TenantService,
         keys: KeyService,
         base_models: BaseModelService,
@@ -66,6 +68,7 @@ class Admission:
         self._db = db
         self._uploads = uploads
         self._staging = staging
+        self._janitor = janitor
         self._tenants = tenants
         self._keys = keys
         self._base_models = base_models
@@ -89,19 +92,39 @@ class Admission:
             Conflict: UPLOAD_INCOMPLETE; VERSION_WITHDRAWN for an alias to content that was withdrawn.
             Unavailable: the upload stays open, and the same call may work later.
         """
-        with self._alone(upload_id) as alone:
-            upload = self._uploads.get(tenant, upload_id)
-            if upload.state is not UploadState.OPEN:
-                return upload
-            if not alone:
-                return replace(upload, state=UploadState.PROCESSING)
-            require_complete(upload)
+        with self.alone(upload_id) as alone:
+            if alone:
+                return self.finish(tenant, upload_id, actor=actor)
+            return unless_closed(self._uploads.get(tenant, upload_id))
+
+    def finish(self, tenant: str, upload_id: str, *, actor: str) -> Upload:
+        """As `finalize`, for who is `alone` at it."""
+        upload = self._uploads.get(tenant, upload_id)
+        if upload.state is not UploadState.OPEN:
+            return upload
+        require_complete(upload)
+        try:
             return self._admit(upload, actor)
+        except NotFound:  # forgotten meanwhile, and who forgot it could not know what was stored afterwards
+            self._janitor.let_go_of(tenant, {f.declared.sha256 for f in upload.files})
+            raise
+
+    @contextmanager
+    def alone(self, upload_id: str) -> Iterator[bool]:
+        """Whether nobody else in this process is finalizing. Saves work; the transaction is what decides."""
+        with self._guard:
+            alone = upload_id not in self._running
+            self._running.add(upload_id)
+        try:
+            yield alone
+        finally:
+            if alone:
+                with self._guard:
+                    self._running.discard(upload_id)
 
     def view(self, upload: Upload) -> Upload:
         """The upload, PROCESSING while this process finalizes it."""
-        working = upload.state is UploadState.OPEN and upload.id in self._running
-        return replace(upload, state=UploadState.PROCESSING) if working else upload
+        return unless_closed(upload) if upload.id in self._running else upload
 
     def refuse(self, upload: Upload, problems: tuple[Problem, ...]) -> Upload:
         """Close an upload that must not become a version."""
@@ -113,6 +136,7 @@ class Admission:
         try:
             with self._staging.package(upload.id, upload.files) as package:
                 passed = self._examine(upload, package)
+                self._uploads.begin_storing(upload)
                 self._store(upload)
         except (Refused, Untrusted) as caught:
             return self.refuse(upload, caught.problems)
@@ -165,6 +189,8 @@ class Admission:
                     session, tenant=upload.tenant, actor=actor, action="version.admit",
                     target=f"{upload.adapter}/{number}", detail=_audit_detail(upload, passed),
                 )  # fmt: skip
+            # Of content that is a version already, another signature is stored and needed by nobody.
+            self._janitor.let_go(session, upload.tenant, {f.declared.sha256 for f in upload.files})
         return self._uploads.get(upload.tenant, upload.id)
 
     def _vanished(self, upload: Upload) -> Upload:
@@ -174,18 +200,10 @@ class Admission:
             require_complete(now)
         return now
 
-    @contextmanager
-    def _alone(self, upload_id: str) -> Iterator[bool]:
-        """Whether nobody else in this process is finalizing. Saves work; the transaction is what decides."""
-        with self._guard:
-            alone = upload_id not in self._running
-            self._running.add(upload_id)
-        try:
-            yield alone
-        finally:
-            if alone:
-                with self._guard:
-                    self._running.discard(upload_id)
+
+def unless_closed(upload: Upload) -> Upload:
+    """The upload as who is not alone at it is told: PROCESSING, unless it is closed."""
+    return upload if upload.closed else replace(upload, state=UploadState.PROCESSING)
 
 
 def _new_version(upload: Upload, passed: Passed) -> NewVersion:

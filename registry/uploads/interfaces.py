@@ -33,16 +33,19 @@ class NewUpload:
 
 @dataclass(frozen=True, slots=True)
 class StagingQuota:
-    """What one tenant may hold in open uploads.
+    """What one tenant may hold in uploads.
 
     Attributes:
         uploads: how many may be open at once.
         nbytes: what they may have declared together; bytes count before they are sent, so that what was
             once opened can be finished.
+        closed: how many that are over are told until they expire; the oldest are forgotten earlier. A refusal
+            costs its sender nothing, and must not fill the database.
     """
 
     uploads: int = 64
     nbytes: int = 64 << 30
+    closed: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,11 @@ class Upload:
     number: int | None
     created_by: str
     expires_at: datetime
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is decided what came of it."""
+        return self.state in (UploadState.ADMITTED, UploadState.REFUSED)
 
     def file(self, path: str) -> UploadFile | None:
         """The declared file of that name, or None."""

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     ForeignKey,
     ForeignKeyConstraint,
@@ -13,6 +14,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -21,7 +23,7 @@ from adapterd.registry.tenants.models import TenantRow
 
 
 class UploadRow(Base):
-    """One upload session. `problems` and `allow` are JSON arrays."""
+    """One upload session. `problems` and `allow` are JSON arrays; `stored`, whether any of its blobs may be."""
 
     __tablename__ = "uploads"
     __table_args__ = (
@@ -39,6 +41,7 @@ class UploadRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     problems: Mapped[str] = mapped_column(Text)
     number: Mapped[int | None] = mapped_column(Integer)
+    stored: Mapped[bool] = mapped_column(Boolean, server_default=false())
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_digest: Mapped[str] = mapped_column(String(64))
     created_by: Mapped[str] = mapped_column(String(64))

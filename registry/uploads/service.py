@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from adapterd.loader.errors import Code, Conflict, Problem, error
@@ -20,11 +20,11 @@ from adapterd.registry.database import Clock, Database
 from adapterd.registry.errors import missing
 from adapterd.registry.tenants.service import TenantService
 from adapterd.registry.uploads.interfaces import NewUpload, StagingQuota, Upload, UploadFile, UploadState
+from adapterd.registry.uploads.janitor import Janitor
 from adapterd.registry.uploads.models import UploadFileRow, UploadRow
 from adapterd.registry.uploads.staging import Receiver, StagingArea
 
 ID_BYTES = 16  # 128 bits: nobody guesses an upload
-SWEEP_EVERY = timedelta(minutes=10)
 
 
 class UploadService:
@@ -35,6 +35,7 @@ class UploadService:
         db: Database,
         tenants: TenantService,
         staging: StagingArea,
+        janitor: Janitor,
         clock: Clock,
         lifetime: timedelta,
         quota: StagingQuota,
@@ -42,10 +43,14 @@ class UploadService:
         self._db = db
         self._tenants = tenants
         self._staging = staging
+        self._janitor = janitor
         self._clock = clock
         self._lifetime = lifetime
         self._quota = quota
-        self._next_sweep = clock() + SWEEP_EVERY
+
+    def check(self) -> None:
+        """Returns if bytes can be taken now. Raises Unavailable."""
+        self._staging.check()
 
     def create(self, tenant: str, new: NewUpload, *, actor: str, idempotency_key: str | None = None) -> Upload:
         """Open a session; with a key that was used before, the session that it opened then.
@@ -58,11 +63,15 @@ class UploadService:
         with self._db.write() as session:
             self._tenants.lock(session, tenant)
             known = _by_key(session, tenant, idempotency_key)
+            if known is not None and self._expired(known):  # nobody has swept yet
+                self._janitor.forget(session, known)
+                known = None
             if known is not None:
                 if known.request_digest != _request_digest(new):
                     raise _key_reused()
                 return self._upload(known, _files(session, known))
             self._require_room(session, tenant, sum(f.size for f in new.files))
+            self._janitor.forget_oldest_closed(session, tenant, self._quota.closed - 1)
             row = self._row(tenant, new, actor, idempotency_key)
             session.add(row)
             session.flush()
@@ -93,8 +102,7 @@ class UploadService:
     def cancel(self, tenant: str, upload_id: str) -> None:
         """Forget a session and its bytes; an admitted version stays. Raises NotFound."""
         with self._db.write() as session:
-            self.lock(session, tenant, upload_id)
-            session.execute(delete(UploadRow).where(UploadRow.tenant == tenant, UploadRow.id == upload_id))
+            self._janitor.forget(session, self.lock(session, tenant, upload_id))
         self._staging.remove(upload_id)
 
     def refuse(self, upload: Upload, problems: tuple[Problem, ...]) -> Upload:
@@ -109,8 +117,14 @@ class UploadService:
                 row.problems = json.dumps([p.as_json() for p in problems])
             session.flush()
             closed = self._upload(row, _files(session, row))
+            self._janitor.let_go_of_stored(session, row)
         self._staging.remove(upload.id)
         return closed
+
+    def begin_storing(self, upload: Upload) -> None:
+        """From now on there may be blobs of it. Raises NotFound."""
+        with self._db.write() as session:
+            self.lock(session, upload.tenant, upload.id).stored = True
 
     def lock(self, session: Session, tenant: str, upload_id: str) -> UploadRow:
         """The session's row, held until the transaction ends. Raises NotFound."""
@@ -119,23 +133,6 @@ class UploadService:
         if row is None or self._expired(row):
             raise missing(upload_id)
         return row
-
-    def sweep(self) -> int:
-        """Forget expired sessions, and staged bytes of no open one. Returns how many folders were removed."""
-        with self._db.write() as session:
-            session.execute(delete(UploadRow).where(UploadRow.expires_at <= self._clock()))
-        staged = self._staging.ids()  # before the rows: a folder is only ever made for a row that is there
-        with self._db.read() as session:
-            held = set(session.scalars(select(UploadRow.id).where(UploadRow.state == UploadState.OPEN)))
-        for upload_id in staged - held:
-            self._staging.remove(upload_id)
-        return len(staged - held)
-
-    def sweep_if_due(self) -> None:
-        """Sweep now and then; two at once do no harm."""
-        if self._clock() >= self._next_sweep:
-            self._next_sweep = self._clock() + SWEEP_EVERY
-            self.sweep()
 
     def _require_room(self, session: Session, tenant: str, nbytes: int) -> None:
         """Raises Refused (QUOTA_EXCEEDED). Under the tenant's lock, so that two at once do not share the last place."""
@@ -161,7 +158,7 @@ class UploadService:
         return UploadRow(
             tenant=tenant, id=secrets.token_hex(ID_BYTES), adapter=new.adapter, base_id=new.base_id,
             base_revision=new.base_revision, allow=json.dumps(sorted(new.allow)), alias=new.alias,
-            state=UploadState.OPEN, problems="[]", number=None, idempotency_key=key,
+            state=UploadState.OPEN, problems="[]", number=None, stored=False, idempotency_key=key,
             request_digest=_request_digest(new), created_by=actor, created_at=now,
             expires_at=now + self._lifetime,
         )  # fmt: skip

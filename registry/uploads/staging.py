@@ -6,7 +6,6 @@ bookkeeping, and a kill loses nothing that was written.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -14,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from adapterd.loader.disk import FULL, require_writable
 from adapterd.loader.errors import AdapterdError, Code, error
 from adapterd.registry.uploads.interfaces import OffsetMismatch, UploadFile
 
 Write = Callable[[int, bytes | memoryview], int]
-
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class StagingArea:
@@ -33,6 +31,11 @@ class StagingArea:
     def __init__(self, root: Path, write: Write = os.write) -> None:
         self._root = root
         self._write = write
+
+    def check(self) -> None:
+        """Returns if files can be made here. Raises Unavailable."""
+        with _narrowed():
+            require_writable(self._root)
 
     def offset(self, upload_id: str, position: int) -> int:
         """Bytes received of one file; 0 if none, or if the folder is gone."""
@@ -223,7 +226,7 @@ def _narrowed(but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
 
 
 def _narrow(caught: OSError) -> AdapterdError:
-    if caught.errno in _FULL:
+    if caught.errno in FULL:
         return error(
             Code.STORAGE_FULL, "uploads", "the server's disk is full",
             "What was received is kept; continue when there is room again.",

@@ -239,5 +239,5 @@ def test_a_full_disk_is_told_and_leaves_nothing(shell: Commands, tmp_path: Path,
     before = sorted(tmp_path.iterdir())
     with file_size_limit(20_000):
         codes = shell.codes("merge", package, "--base", base, *NAMED, "--out", tmp_path / "out", status=8)
-    assert codes == ["STORAGE_UNAVAILABLE"]
+    assert codes == ["STORAGE_FULL"]
     assert sorted(tmp_path.iterdir()) == before

@@ -4,67 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from adapterd.loader.trust.admission import open_statement
 from adapterd.loader.trust.keys import PublicKey
-from fakes.commands import Commands
-from fakes.packages import TINY_ID, TINY_REVISION, tiny_llama_spec, write_package
-from fakes.server import RunningRegistry, running_registry
-
-PINNED = f"{TINY_ID}@{TINY_REVISION}"
-SCOPES = ("adapters:read", "adapters:upload", "aliases:promote", "keys:admin")
-
-
-@dataclass(frozen=True)
-class World:
-    """A registry with two tenants, a shell each, and acme's signing key."""
-
-    registry: RunningRegistry
-    operator: Commands
-    acme: Commands
-    globex: Commands
-    key: Path
+from fakes.packages import TINY_ID, tiny_llama_spec, write_package
+from fakes.shell_world import PINNED, SCOPES, ShellWorld, shell_world
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    root = tmp_path_factory.mktemp("world")
-    with running_registry(root / "registry") as registry:
-        operator = _shell(root, registry, "operator", registry.operator_token)
-        table = root / "base.json"
-        tiny_llama_spec().save(table)
-        assert operator.json("base", "add", table)["modules"] == len(tiny_llama_spec().modules)
-        acme, globex = (_tenant(root, registry, operator, name) for name in ("acme", "globex"))
-        key = root / "acme.pem"
-        acme.json("keygen", key)
-        acme.json("key", "add", "acme", f"{key}.pub", "--name", "release")
-        acme.json("trust", "init", "--from-server")
-        acme.json("trust", "add-key", f"{key}.pub", "--tenant", "acme")
-        yield World(registry, operator, acme, globex, key)
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShellWorld]:
+    with shell_world(tmp_path_factory.mktemp("world")) as made:
+        yield made
 
 
-def _shell(root: Path, registry: RunningRegistry, name: str, token: str) -> Commands:
-    home = root / f"home-{name}"
-    home.mkdir()
-    return Commands(home, {"ADAPTERD_URL": registry.url, "ADAPTERD_TOKEN": token})
-
-
-def _tenant(root: Path, registry: RunningRegistry, operator: Commands, name: str) -> Commands:
-    assert operator.json("tenant", "create", name)["tenant"]["name"] == name
-    scopes = [word for scope in SCOPES for word in ("--scope", scope)]
-    return _shell(root, registry, name, operator.json("token", "create", name, *scopes)["token"])
-
-
-def _publish(world: World, folder: Path, name: str, *more: str, **package: object) -> dict[str, object]:
+def _publish(world: ShellWorld, folder: Path, name: str, *more: str, **package: object) -> dict[str, object]:
     write_package(folder, **package)  # type: ignore[arg-type]
     return world.acme.json("upload", folder, name, "--base", PINNED, "--sign", world.key, *more)
 
 
-def test_the_main_road(world: World, tmp_path: Path) -> None:
+def test_the_main_road(world: ShellWorld, tmp_path: Path) -> None:
     acme = world.acme
     first = _publish(world, tmp_path / "v1", "acme/road", "--alias", "prod", seed=1)
     assert first["version"]["number"] == 1  # type: ignore[index]
@@ -87,7 +48,7 @@ def test_the_main_road(world: World, tmp_path: Path) -> None:
     assert "adapter_model.safetensors" in shown
 
 
-def test_the_same_files_again_are_the_same_version_and_it_is_said(world: World, tmp_path: Path) -> None:
+def test_the_same_files_again_are_the_same_version_and_it_is_said(world: ShellWorld, tmp_path: Path) -> None:
     first = _publish(world, tmp_path / "v1", "acme/again", seed=5)
     words = ("upload", tmp_path / "v1", "acme/again", "--base", PINNED, "--sign", world.key)
     again = world.acme.run(*words)
@@ -95,7 +56,7 @@ def test_the_same_files_again_are_the_same_version_and_it_is_said(world: World, 
     assert world.acme.json(*words)["version"]["number"] == first["version"]["number"]  # type: ignore[index]
 
 
-def test_a_pull_is_what_was_published_with_its_statement_beside_it(world: World, tmp_path: Path) -> None:
+def test_a_pull_is_what_was_published_with_its_statement_beside_it(world: ShellWorld, tmp_path: Path) -> None:
     told = _publish(world, tmp_path / "v1", "acme/pulled", "--alias", "default")
     out = tmp_path / "deep/out"
     body = world.acme.json("pull", "acme/pulled", "--out", out)
@@ -111,7 +72,7 @@ def test_a_pull_is_what_was_published_with_its_statement_beside_it(world: World,
     assert world.acme.codes("pull", "acme/pulled", "--out", out, status=7) == ["ALREADY_EXISTS"]
 
 
-def test_nothing_is_kept_that_the_trust_file_does_not_vouch_for(world: World, tmp_path: Path) -> None:
+def test_nothing_is_kept_that_the_trust_file_does_not_vouch_for(world: ShellWorld, tmp_path: Path) -> None:
     _publish(world, tmp_path / "v1", "acme/untrusted", "--alias", "default")
     for name, words, code in [
         ("no-file", [], "TRUST_NOT_CONFIGURED"),
@@ -127,7 +88,7 @@ def test_nothing_is_kept_that_the_trust_file_does_not_vouch_for(world: World, tm
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_aliases_move_under_a_condition_and_remember(world: World, tmp_path: Path) -> None:
+def test_aliases_move_under_a_condition_and_remember(world: ShellWorld, tmp_path: Path) -> None:
     one = _publish(world, tmp_path / "v1", "acme/moves", seed=1)["version_digest"]
     two = _publish(world, tmp_path / "v2", "acme/moves", seed=2, rank=8)["version_digest"]
     acme = world.acme
@@ -149,7 +110,7 @@ def test_aliases_move_under_a_condition_and_remember(world: World, tmp_path: Pat
     assert acme.json("diff", "acme/moves:prod", "acme/moves:canary")["modules"] == []
 
 
-def test_a_withdrawn_version_comes_back_by_release(world: World, tmp_path: Path) -> None:
+def test_a_withdrawn_version_comes_back_by_release(world: ShellWorld, tmp_path: Path) -> None:
     ref = str(_publish(world, tmp_path / "v1", "acme/gone", "--alias", "prod")["ref"])
     acme = world.acme
     assert acme.json("quarantine", ref)["state"] == "quarantined"
@@ -160,7 +121,7 @@ def test_a_withdrawn_version_comes_back_by_release(world: World, tmp_path: Path)
     acme.json("pull", ref, "--out", tmp_path / "out")
 
 
-def test_another_tenants_adapter_is_no_different_from_none(world: World, tmp_path: Path) -> None:
+def test_another_tenants_adapter_is_no_different_from_none(world: ShellWorld, tmp_path: Path) -> None:
     _publish(world, tmp_path / "v1", "acme/secret", "--alias", "prod")
     world.globex.run("trust", "init", "--from-server")
     for words in (["show"], ["verify"], ["inspect"], ["pull"]):
@@ -171,7 +132,7 @@ def test_another_tenants_adapter_is_no_different_from_none(world: World, tmp_pat
     assert world.globex.codes("list", "acme", status=5) == ["NOT_FOUND"]
 
 
-def test_the_local_check_stops_a_bad_package_before_anything_is_sent(world: World, tmp_path: Path) -> None:
+def test_the_local_check_stops_a_bad_package_before_anything_is_sent(world: ShellWorld, tmp_path: Path) -> None:
     folder = write_package(tmp_path / "zero", scale=0.0).directory
     words = ["upload", folder, "acme/zero", "--base", PINNED, "--sign", world.key]
     assert world.acme.codes(*words, status=6) == ["ZERO_DELTA"]
@@ -179,7 +140,7 @@ def test_the_local_check_stops_a_bad_package_before_anything_is_sent(world: Worl
     assert world.acme.codes("show", "acme/zero", status=5) == ["NOT_FOUND"]
 
 
-def test_the_server_has_the_last_word(world: World, tmp_path: Path) -> None:
+def test_the_server_has_the_last_word(world: ShellWorld, tmp_path: Path) -> None:
     folder = write_package(tmp_path / "unsigned").directory
     words = ["upload", folder, "acme/unsigned", "--base", PINNED]
     assert world.acme.codes(*words, status=3) == ["SIGNATURE_MISSING"]
@@ -190,7 +151,7 @@ def test_the_server_has_the_last_word(world: World, tmp_path: Path) -> None:
     assert world.acme.codes(*words, "--sign", stranger, status=3) == ["KEY_UNKNOWN"]
 
 
-def test_the_base_is_found_in_the_configuration(world: World, tmp_path: Path) -> None:
+def test_the_base_is_found_in_the_configuration(world: ShellWorld, tmp_path: Path) -> None:
     folder = write_package(tmp_path / "v1", seed=5).directory
     body = world.acme.json("upload", folder, "acme/found", "--sign", world.key)
     assert body["version"]["base"]["id"] == TINY_ID
@@ -202,7 +163,7 @@ def test_the_base_is_found_in_the_configuration(world: World, tmp_path: Path) ->
     assert world.acme.codes(*words, status=5) == ["BASE_NOT_REGISTERED"]
 
 
-def test_bases_are_listed_shown_and_exported(world: World, tmp_path: Path) -> None:
+def test_bases_are_listed_shown_and_exported(world: ShellWorld, tmp_path: Path) -> None:
     acme, out = world.acme, tmp_path / "table.json"
     assert acme.run("base", "list", "-q").stdout.split() == [PINNED]
     assert len(acme.run("base", "show", PINNED, "-q").stdout.split()) == len(tiny_llama_spec().modules)
@@ -214,7 +175,7 @@ def test_bases_are_listed_shown_and_exported(world: World, tmp_path: Path) -> No
     assert acme.codes("base", "show", f"{TINY_ID}@main", status=1) == ["REF_INVALID"]
 
 
-def test_administration(world: World, tmp_path: Path) -> None:
+def test_administration(world: ShellWorld, tmp_path: Path) -> None:
     operator, acme = world.operator, world.acme
     assert {"acme", "globex"} <= set(operator.run("tenant", "list", "-q").stdout.split())
     assert operator.codes("tenant", "create", "acme", status=7) == ["ALREADY_EXISTS"]
@@ -243,7 +204,7 @@ def test_administration(world: World, tmp_path: Path) -> None:
     assert operator.json("tenant", "policy", "globex")["policy"] == policy
 
 
-def test_an_operator_sets_a_tenants_caps_and_what_it_does_not_take(world: World, tmp_path: Path) -> None:
+def test_an_operator_sets_a_tenants_caps_and_what_it_does_not_take(world: ShellWorld, tmp_path: Path) -> None:
     caps = tmp_path / "caps.json"
     caps.write_text('{"max_rank": 2, "allowed_target_modules": ["q_proj"]}')
     world.operator.json("tenant", "create", "strict")
@@ -255,7 +216,7 @@ def test_an_operator_sets_a_tenants_caps_and_what_it_does_not_take(world: World,
     assert world.operator.codes("tenant", "policy", "strict", "--refuse", "NONSENSE", status=2) == ["REQUEST_INVALID"]
 
 
-def test_an_unsigned_version_passes_where_the_policy_says_so(world: World, tmp_path: Path) -> None:
+def test_an_unsigned_version_passes_where_the_policy_says_so(world: ShellWorld, tmp_path: Path) -> None:
     world.operator.json("tenant", "create", "lax")
     scopes = [word for scope in SCOPES for word in ("--scope", scope)]
     token = world.operator.json("token", "create", "lax", *scopes)["token"]
@@ -275,7 +236,7 @@ def test_an_unsigned_version_passes_where_the_policy_says_so(world: World, tmp_p
     lax.json("verify", "lax/zero", "--allow", "ZERO_DELTA", "--policy", "permissive")
 
 
-def test_no_token_a_wrong_token_no_server_no_address(world: World, package: Path) -> None:
+def test_no_token_a_wrong_token_no_server_no_address(world: ShellWorld, package: Path) -> None:
     for token in ("", "adru_wrong"):
         shell = world.acme.with_variables(ADAPTERD_TOKEN=token)
         for words in (["list", "acme"], ["show", "acme/x"], ["pull", "acme/x"]):

@@ -229,3 +229,25 @@ def test_nothing_is_remembered_of_a_session_that_was_not_opened(
     with pytest.raises(AdapterdError) as caught:
         _send(registry, token, wire, package, foreign, memory)
     assert (caught.value.code, memory.load()) == (Code.NOT_FOUND, None)
+
+
+def test_a_file_that_changes_while_it_is_sent_ends_the_session_too(
+    registry: RunningRegistry, token: str, wire: Wire, package: Path, tmp_path: Path
+) -> None:
+    """What was declared can never come any more: the session would hold the tenant's room until it expires."""
+    plan, memory = _plan(package, "changing"), Memory(tmp_path / "memory.json")
+    seen: list[str] = []
+
+    def change(request: httpx.Request) -> None:
+        if request.url.path.endswith(".safetensors") and not seen:
+            seen.append(request.url.path.split("/uploads/")[1].split("/")[0])
+            with (package / "adapter_model.safetensors").open("r+b") as file:
+                file.write(b"another")
+
+    wire.after = change
+    with pytest.raises(AdapterdError) as caught:
+        _send(registry, token, wire, package, plan, memory)
+    assert (caught.value.code, memory.load()) == (Code.FILE_CHANGED, None)
+    with RegistryClient(registry.url, token) as client, pytest.raises(AdapterdError) as gone:
+        client.upload("acme", seen[0])
+    assert gone.value.code is Code.NOT_FOUND

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from adapterd.registry.app import create_app
 from adapterd.registry.operations import initialise
@@ -60,8 +61,15 @@ def running_registry(data_dir: Path, **over: Any) -> Iterator[RunningRegistry]:
 @contextmanager
 def serving(settings: Settings) -> Iterator[str]:
     """Serve an initialised registry on a free loopback port; yields the URL."""
+    with serving_app(create_app(settings, log_to=io.StringIO())) as url:
+        yield url
+
+
+@contextmanager
+def serving_app(app: FastAPI) -> Iterator[str]:
+    """Serve an application that is wired already."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(create_app(settings, log_to=io.StringIO()), log_config=None, lifespan="on"))
+    server = _Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="registry")
     thread.start()
     try:

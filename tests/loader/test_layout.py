@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from adapterd.loader.errors import Code, Refused
 from adapterd.loader.identity import BasePin, FileEntry
-from adapterd.loader.layout import ALIGNMENT, COLUMNS, ITEM_BYTES, Dtype, Layout, block_rows, plan_layout
+from adapterd.loader.layout import ALIGNMENT, COLUMNS, ITEM_BYTES, Dtype, Layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
+from adapterd.loader.planning import block_rows, plan_layout
 
 PIN = BasePin("b/m", "0" * 40, "1" * 64)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from adapterd.loader.scratch import scratch_folder, shared_folder
+from fakes.commands import INTERRUPTIBLE
 
 HOLDER = """
 import sys
@@ -44,6 +48,7 @@ def test_a_killed_process_left_its_temporary_folder_for_ever(tmp_path: Path) -> 
 
 def test_what_is_not_ours_or_is_shared_stays(tmp_path: Path) -> None:
     (tmp_path / "adapterd-store-theirs").mkdir()
+    (tmp_path / "adapterd-store-theirs" / "notes").touch()
     (tmp_path / "adapterd-store-file").write_bytes(b"")
     (tmp_path / "adapterd-store-link").symlink_to(tmp_path)
     folder, process = killed(tmp_path)
@@ -55,6 +60,38 @@ def test_what_is_not_ours_or_is_shared_stays(tmp_path: Path) -> None:
     with scratch_folder("store", tmp_path):
         assert not folder.exists()
     assert {path.name.rpartition("-")[2] for path in tmp_path.iterdir()} == {"theirs", "file", "link"}
+
+
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+from adapterd.loader.scratch import scratch_folder
+
+real = os.mkdir
+def struck(*arguments):
+    real(*arguments)
+    os.kill(os.getpid(), int(sys.argv[2]))
+os.mkdir = struck
+with scratch_folder("store", Path(sys.argv[1])):
+    raise SystemExit("it was not interrupted")
+"""
+
+
+def test_an_end_at_the_very_beginning_leaves_nothing(tmp_path: Path) -> None:
+    """The folder is there, and the file that says whose it is, is not."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        words = [*INTERRUPTIBLE, sys.executable, "-c", INTERRUPTED, str(tmp_path), str(int(number))]
+        assert subprocess.run(words, capture_output=True, check=False).returncode == -number
+        assert len(list(tmp_path.iterdir())) == (number == signal.SIGKILL)
+    with scratch_folder("store", tmp_path) as mine:
+        assert list(tmp_path.iterdir()) == [mine]
+
+
+def test_where_there_is_no_folder_it_is_said(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(FileNotFoundError), scratch_folder("store", missing):
+        """Nothing is made."""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sharing_what_is_gone_is_nothing(tmp_path: Path) -> None:

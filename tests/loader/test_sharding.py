@@ -14,10 +14,11 @@ from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, Failed
 from adapterd.loader.formats.safetensors_header import read_header
 from adapterd.loader.identity import BasePin, FileEntry
-from adapterd.loader.layout import Layout, plan_layout
+from adapterd.loader.layout import Layout
 from adapterd.loader.limits import DEFAULT_LIMITS
 from adapterd.loader.manifest import Manifest, ModuleEntry
 from adapterd.loader.pack import pack
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.sharding import WHOLE, Cut, Rule, Sharding, joined
 from adapterd.loader.trust.admission import CHUNK_BYTES
 from fakes.packages import safetensors_bytes, tensors_of

@@ -115,6 +115,16 @@ def test_a_broken_admission_key(content: bytes, settings: Settings) -> None:
     assert caught.value.code is Code.SETTINGS_INVALID
 
 
+def test_more_than_a_secret_is_refused_and_not_cut(settings: Settings) -> None:
+    settings.data_dir.mkdir()
+    settings.token_secret_file.touch(0o600)
+    settings.token_secret_file.write_text("ab" * (operations.MAX_SECRET_BYTES // 2) + "cd")
+    with pytest.raises(Failed) as caught:
+        operations.load_token_secret(settings)
+    assert caught.value.code is Code.SETTINGS_INVALID
+    assert f"more than {operations.MAX_SECRET_BYTES} bytes" in caught.value.problem.message
+
+
 def test_a_secret_that_others_can_read_is_refused(settings: Settings, clock: FakeClock) -> None:
     operations.initialise(settings, clock)
     settings.admission_key_file.chmod(0o644)

@@ -58,6 +58,25 @@ def test_down_and_up_again(own_database: Database) -> None:
     assert schema.drift(own_database) == []
 
 
+def test_of_open_uploads_from_before_nobody_knows_whether_they_stored_anything(own_database: Database) -> None:
+    schema.downgrade(own_database, "0001")
+    row = {
+        "tenant": "acme", "adapter": "a", "base_id": "b", "base_revision": "0" * 40, "allow": "[]", "problems": "[]",
+        "request_digest": "0" * 64, "created_by": "me", "created_at": "2026-01-01 00:00:00+00:00",
+        "expires_at": "2026-01-02 00:00:00+00:00",
+    }  # fmt: skip
+    columns = [*row, "id", "state"]
+    insert = text(f"INSERT INTO uploads ({', '.join(columns)}) VALUES (:{', :'.join(columns)})")
+    tenant = text("INSERT INTO tenants VALUES ('acme', '2026-01-01 00:00:00+00:00', :yes, '[]', '[]', '{}')")
+    with own_database.connection() as connection:
+        connection.execute(tenant, {"yes": True})
+        connection.execute(insert, [{**row, "id": state, "state": state} for state in ("open", "refused")])
+    schema.upgrade(own_database)
+    assert schema.drift(own_database) == []
+    with own_database.read() as session:
+        assert dict(session.execute(text("SELECT id, stored FROM uploads")).all()) == {"open": True, "refused": False}
+
+
 def test_every_key_starts_with_the_tenant() -> None:
     for table in schema.metadata().tables.values():
         if table.name not in OPERATORS:

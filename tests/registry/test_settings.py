@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,20 @@ def test_mistakes(given: dict[str, object], where: str, tmp_path: Path) -> None:
 def test_repr_hides_the_secret(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, s3_access_key_id="id", s3_secret_access_key="hunter2")
     assert "hunter2" not in repr(settings)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", _nobody)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("ADAPTERD_DATA_DIR", raising=False)
+    with pytest.raises(Failed) as caught:
+        load_settings()
+    assert (caught.value.code, caught.value.problem.where) == (Code.SETTINGS_INVALID, "ADAPTERD_DATA_DIR")
+    with pytest.raises(Failed) as caught:
+        load_settings(data_dir=Path("~/registry"))
+    assert caught.value.problem.where == "ADAPTERD_DATA_DIR"
+    assert load_settings(data_dir=tmp_path).data_dir == tmp_path
+
+
+def _nobody(uid: int) -> None:
+    raise KeyError(uid)

@@ -20,8 +20,9 @@ from adapterd.gpu_cache.engine.tuning.workloads import Widths, Workload
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.identity import FileEntry, VersionKey, sha256_hex
-from adapterd.loader.layout import Dtype, plan_layout
+from adapterd.loader.layout import Dtype
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.sharding import WHOLE, Sharding
 
 PAGE = 1 << 20

@@ -14,11 +14,13 @@ from adapterd.loader.errors import Code, Failed, error, reject
 from adapterd.loader.identity import canonical_json, sha256_hex
 from adapterd.loader.layout import ALIGNMENT, PAGE_BYTES
 from adapterd.loader.limits import DEFAULT_LIMITS, Limits
+from adapterd.loader.regular_file import read_regular
 
 if TYPE_CHECKING:
     from adapterd.loader.sources import Source
 
 MAX_SETTINGS_BYTES = 4 << 20
+MAX_TOKEN_BYTES = 4096
 
 
 class _Strict(BaseModel):
@@ -77,7 +79,7 @@ class RegistrySettings(_Strict):
             return self.token.get_secret_value()
         if self.token_file is not None:
             try:
-                return self.token_file.read_text().strip()
+                return read_regular(self.token_file, MAX_TOKEN_BYTES).decode().strip()
             except (OSError, ValueError) as cause:
                 raise error(Code.SETTINGS_INVALID, "source.token_file", f"cannot be read: {cause}") from cause
         assert self.token_env is not None

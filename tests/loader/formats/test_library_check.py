@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from adapterd.loader.errors import Code, Refused
+from adapterd.loader.errors import Code, Refused, Unavailable
 from adapterd.loader.formats.files import BytesReader
 from adapterd.loader.formats.library_check import agree_with_library
 from adapterd.loader.formats.safetensors_header import Header, read_header
 from adapterd.loader.limits import DEFAULT_LIMITS
+from fakes.disk import file_size_limit
 
 TEXT = json.dumps(
     {
@@ -33,6 +34,14 @@ def header() -> Header:
 def test_it_agrees_and_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     agree_with_library(READER, header())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_as_one_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with file_size_limit(16), pytest.raises(Unavailable) as caught:
+        agree_with_library(READER, header())
+    assert (caught.value.code, caught.value.problem.where) == (Code.STORAGE_FULL, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 

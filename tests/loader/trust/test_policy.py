@@ -10,6 +10,7 @@ import pytest
 from adapterd.loader.errors import Code, Failed, NotFound, Unavailable, Untrusted
 from adapterd.loader.trust.keys import Algorithm, generate_admission_key, generate_publisher_key
 from adapterd.loader.trust.policy import TrustStore
+from fakes.disk import file_size_limit
 
 REGISTRY = generate_admission_key().public
 ACME = generate_publisher_key().public
@@ -151,6 +152,16 @@ def test_the_digest_changes_with_what_is_trusted() -> None:
     before = trust.digest
     trust.require_publisher("acme", required=False)
     assert trust.digest != before
+
+
+def test_a_full_disk_is_told_as_one_and_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "trust.json"
+    TrustStore().save(path)
+    before = path.read_bytes()
+    with file_size_limit(len(before)), pytest.raises(Unavailable) as caught:
+        filled().save(path)
+    assert (caught.value.code, caught.value.problem.where) == (Code.STORAGE_FULL, str(path))
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("trust.json", before)]
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from adapterd.loader.trust.keys import PrivateKey, generate_admission_key
 from adapterd.registry.api.context import Context
+from adapterd.registry.api.lanes import Lanes
 from adapterd.registry.api.observe import Observer
 from adapterd.registry.app import build_context
 from adapterd.registry.blobs.interfaces import BlobStore
@@ -105,7 +106,7 @@ def rebuild(
     def build(**over: object) -> Context:
         parts: dict[str, object] = {
             "blobs": blobs, "staging": staging, "key": admission_key, "observer": Observer(log), "clock": clock,
-            "upload_lifetime": timedelta(hours=24), "upload_quota": StagingQuota(),
+            "upload_lifetime": timedelta(hours=24), "upload_quota": StagingQuota(), "lanes": Lanes(2),
         }  # fmt: skip
         return build_context(over.pop("services", services), **{**parts, **over})  # type: ignore[arg-type]
 

@@ -17,6 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from adapterd.loader.trust.keys import PrivateKey
+from adapterd.registry.api.lanes import Lanes
 from adapterd.registry.api.observe import Observer
 from adapterd.registry.app import build_context
 from adapterd.registry.blobs.local import LocalBlobs
@@ -53,7 +54,7 @@ def published(
         build_services(db, TOKEN_SECRET, clock), blobs=LocalBlobs(home / "blobs"),
         staging=StagingArea(home / "uploads"), key=admission_key, observer=Observer(io.StringIO()), clock=clock,
         upload_lifetime=timedelta(hours=1),
-        upload_quota=StagingQuota(),
+        upload_quota=StagingQuota(), lanes=Lanes(2),
     )  # fmt: skip
     world = World(context, seeded[1])
     versions = [

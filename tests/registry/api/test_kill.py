@@ -119,7 +119,7 @@ def die(
 def restarted(rebuild: Callable[..., Context], seed: Seed) -> Callable[[], World]:
     def start() -> World:
         context = rebuild()
-        context.uploads.sweep()
+        context.janitor.sweep()
         return World(context, seed)
 
     return start

@@ -49,6 +49,25 @@ def test_a_policy_that_changed_meanwhile_binds(world: World, tmp_path: Path) -> 
     assert world.acme.finalize(upload_id).json()["code"] == "ZERO_DELTA"
 
 
+def test_of_two_who_change_a_policy_they_have_seen_one_is_told(world: World) -> None:
+    """Else the second would take back what the first did, and neither would know."""
+    url = world.acme.url("/policy")
+    seen = world.acme.http.get(url).headers["ETag"]
+    first = world.acme.http.put(url, json={"refuse": ["SCALE_SUSPECT"]}, headers={"If-Match": seen})
+    assert (first.status_code, first.headers["ETag"] != seen) == (200, True)
+    second = world.acme.http.put(url, json={"require_signature": False}, headers={"If-Match": seen})
+    assert (second.status_code, second.json()["code"]) == (412, "PRECONDITION_FAILED")
+    now = world.acme.http.get(url)
+    assert (now.json()["refuse"], now.json()["require_signature"]) == (["SCALE_SUSPECT"], True)
+    assert now.headers["ETag"] == first.headers["ETag"]
+    again = {**now.json(), "require_signature": False}
+    del again["limits"]
+    assert world.acme.http.put(url, json=again, headers={"If-Match": now.headers["ETag"]}).status_code == 200
+    for odd in ("", '"', "*", f"W/{seen}", f"{seen}, {seen}"):
+        answer = world.acme.http.put(url, json={}, headers={"If-Match": odd})
+        assert (answer.status_code, answer.json()["code"]) == (422, "REQUEST_INVALID"), odd
+
+
 def statement_of(world: World) -> AdmissionStatement:
     envelope = world.acme.http.get(world.acme.version_url("finance", 1, "/admission"))
     assert envelope.headers["content-type"] == "application/vnd.dsse+json"

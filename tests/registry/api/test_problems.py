@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from adapterd.registry.api.context import Context
+from adapterd.registry.api.observe import Observe, Observer
 from adapterd.registry.blobs.interfaces import BlobStore
 from fakes.registry_world import CONFIG, Package, Seed, World
 
@@ -148,7 +150,7 @@ def test_a_bug_is_told_without_its_details(
 
 
 def test_a_database_that_is_away(
-    rebuild: Callable[..., Context], world: World, database_url: str, tmp_path: Any
+    rebuild: Callable[..., Context], world: World, database_url: str, tmp_path: Any, log: io.StringIO
 ) -> None:
     world.context.services.db.dispose()
     (tmp_path / "registry.sqlite3").rename(tmp_path / "away")
@@ -156,5 +158,54 @@ def test_a_database_that_is_away(
     answer = world.acme.http.get("/v1/whoami")
     problem(answer, 503, "DATABASE_UNAVAILABLE")
     assert answer.headers["Retry-After"]
+    assert str(tmp_path) not in answer.text, "where the server keeps its things is not the caller's business"
+    assert str(tmp_path) in log.getvalue(), "but its operator's"
     problem(world.client(None).get("/readyz"), 503, "DATABASE_UNAVAILABLE")
     assert world.client(None).get("/healthz").status_code == 200
+
+
+def test_what_a_disk_says_is_told_to_the_operator_alone(
+    rebuild: Callable[..., Context], seed: Seed, package: Package, tmp_path: Any, log: io.StringIO
+) -> None:
+    (tmp_path / "blobs").touch()  # where a folder is to be
+    world = World(rebuild(), seed)
+    upload_id = world.acme.send(package.signed(world.acme.key))
+    for answer in (world.acme.finalize(upload_id), world.acme.http.get("/readyz")):
+        problem(answer, 503, "STORAGE_UNAVAILABLE")
+        assert str(tmp_path) not in answer.text
+    assert log.getvalue().count(str(tmp_path / "blobs")) >= 2
+    (tmp_path / "blobs").unlink()
+    assert world.acme.finalize(upload_id).json()["state"] == "admitted"
+    world.close()
+
+
+def test_a_server_that_can_take_no_uploads_is_not_ready(world: World, tmp_path: Any) -> None:
+    assert world.acme.http.get("/readyz").json() == {"status": "ready"}
+    (tmp_path / "uploads").rmdir()
+    (tmp_path / "uploads").touch()
+    problem(world.acme.http.get("/readyz"), 503, "STORAGE_UNAVAILABLE")
+
+
+def test_a_request_that_a_stopping_server_cuts_off_is_told_so() -> None:
+    """Whoever sent it may send it again, and so does a worker by itself."""
+    sent: list[dict[str, Any]] = []
+    heard = io.StringIO()
+
+    async def slow(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def serve() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/v1/whoami", "headers": []}
+        task = asyncio.create_task(Observe(slow, Observer(heard))(scope, None, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(serve())
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"5") in sent[0]["headers"]
+    assert json.loads(sent[1]["body"])["code"] == "SERVER_UNREACHABLE"
+    assert json.loads(heard.getvalue())["status"] == 503

@@ -12,7 +12,7 @@ from adapterd.loader.errors import AdapterdError, Code
 from adapterd.registry.api.context import Context
 from adapterd.registry.uploads.interfaces import StagingQuota
 from fakes.clock import FakeClock
-from fakes.registry_world import CONFIG, Package, Seed, World
+from fakes.registry_world import CONFIG, WEIGHTS, Package, Seed, World
 
 
 @pytest.fixture
@@ -86,3 +86,18 @@ def test_a_cancelled_upload_takes_no_more_bytes(world: World, package: Package) 
         with pytest.raises(AdapterdError) as caught:
             receiver.take(b"}")
     assert (caught.value.code, receiver.offset) == (Code.CONFLICT, 1)
+
+
+def test_uploads_that_were_refused_do_not_fill_the_database(capped: Any, package: Package, clock: FakeClock) -> None:
+    world = capped(closed=3)
+    refused = []
+    for _ in range(5):
+        upload_id = world.acme.open(package)["id"]
+        assert world.acme.patch(upload_id, WEIGHTS, bytes(64)).status_code == 422
+        refused.append(upload_id)
+        clock.advance(seconds=1)
+    kept = world.acme.open(package)["id"]  # an open one counts elsewhere, and is never forgotten for others
+    urls = [world.acme.url(f"/uploads/{upload_id}") for upload_id in (*refused, kept)]
+    assert [world.acme.http.get(url).status_code for url in urls] == [404, 404, 404, 200, 200, 200]
+    world.zeta.open(package)
+    assert world.acme.http.get(urls[3]).status_code == 200, "another tenant's are another tenant's"

@@ -40,6 +40,7 @@ def test_what_is_put_is_read(data: bytes, blobs: BlobStore, file: Callable[[byte
     assert blobs.size("acme", sha256) is None
     blobs.put("acme", sha256, file(data))
     blobs.check()
+    blobs.sweep()
     assert blobs.size("acme", sha256) == len(data)
     pieces = list(blobs.read("acme", sha256))
     assert b"".join(pieces) == data

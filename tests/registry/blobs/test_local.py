@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from adapterd.loader.errors import Code, Refused, Unavailable
+from adapterd.loader.parts import part
 from adapterd.registry.blobs.local import LocalBlobs, storage_error
 
 DATA = b"x" * 300_000
@@ -48,6 +49,16 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, source: Path) -> None:
     assert caught.value.code is Code.STORAGE_FULL
     assert left_behind(tmp_path / "blobs") == []
     blobs.put("acme", SHA256, source)
+    assert blobs.size("acme", SHA256) == len(DATA)
+
+
+def test_what_a_kill_left_half_stored_is_swept_and_what_is_being_stored_is_not(tmp_path: Path, source: Path) -> None:
+    blobs, tmp = LocalBlobs(tmp_path / "blobs"), tmp_path / "blobs" / "tmp"
+    blobs.put("acme", SHA256, source)
+    (tmp / "0123456789abcdef.part").write_bytes(b"half")
+    with part(tmp) as (mine, _):
+        blobs.sweep()
+        assert list(tmp.iterdir()) == [mine]
     assert blobs.size("acme", SHA256) == len(DATA)
 
 

@@ -63,7 +63,7 @@ def test_policy_round_trip(services: Services) -> None:
     services.tenants.create("acme", actor="op")
     limits = replace(DEFAULT_LIMITS, max_rank=16, allowed_target_modules=("q_proj", "v_proj"))
     policy = TenantPolicy(False, frozenset({Code.ZERO_DELTA}), frozenset({Code.SCALE_SUSPECT}), limits)
-    assert services.tenants.set_policy("acme", policy, actor="op") == policy
+    assert services.tenants.set_policy("acme", lambda _: policy, actor="op") == policy
     assert services.tenants.policy("acme") == policy
     assert services.tenants.policy("acme").policy_id == policy.policy_id != TenantPolicy().policy_id
     assert policy.limits_id != TenantPolicy().limits_id
@@ -76,7 +76,7 @@ def test_policy_round_trip(services: Services) -> None:
 def test_no_policy_allows_what_is_not_safe(code: Code, services: Services) -> None:
     services.tenants.create("acme", actor="op")
     with pytest.raises(Failed) as caught:
-        services.tenants.set_policy("acme", TenantPolicy(allow=frozenset({code})), actor="op")
+        services.tenants.set_policy("acme", lambda _: TenantPolicy(allow=frozenset({code})), actor="op")
     assert caught.value.code is Code.SETTINGS_INVALID
     assert services.tenants.policy("acme") == TenantPolicy()
 
@@ -89,7 +89,7 @@ def test_an_unknown_tenant_is_missing_everywhere(services: Services) -> None:
     attempts = [
         lambda: services.tenants.get("nobody"),
         lambda: services.tenants.policy("nobody"),
-        lambda: services.tenants.set_policy("nobody", TenantPolicy(), actor="op"),
+        lambda: services.tenants.set_policy("nobody", lambda _: TenantPolicy(), actor="op"),
         locked,
     ]
     for attempt in attempts:
