@@ -20,8 +20,9 @@ from adapterd.loader.base_model import BaseModule, BaseSpec, ModuleKind
 from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import WEIGHTS_FILE, FileEntry, Ref
 from adapterd.loader.image import Memory
-from adapterd.loader.layout import Layout, plan_layout
+from adapterd.loader.layout import Layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.sources import Resolved
 
 TENANT = "acme"
@@ -32,6 +33,7 @@ LLAMA_8B = {
     "self_attn.o_proj": (4096, 4096), "mlp.gate_proj": (4096, 14336), "mlp.up_proj": (4096, 14336),
     "mlp.down_proj": (14336, 4096),
 }  # fmt: skip
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LLAMA_TINY = {name: (max(n // 64, 32), max(m // 64, 32)) for name, (n, m) in LLAMA_8B.items()}
 LLAMA_LAYERS = 32
 SHIFT_BYTES = 1 << 20
@@ -55,19 +57,25 @@ def own_bytes(manifest: Manifest) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Rank, and how many of the base's linears it adapts; None: all."""
+    """Rank, and which of the base's linears it adapts.
+
+    Attributes:
+        linears: so many of them, the first; None: all.
+        named: those with these last names; none: whatever they are called.
+    """
 
     rank: int
     linears: int | None = None
+    named: tuple[str, ...] = ()
 
 
 @cache
 def modules_of(base: BaseSpec, shape: Shape) -> tuple[ModuleEntry, ...]:
-    """The base's first linears without the output head, BF16, scaling 1."""
+    """Those of the base's linears, without the output head, BF16, scaling 1."""
     entries, at, rank = [], 4096, shape.rank
-    ordered = sorted(base.modules, key=lambda m: m.path)
-    linears = [m for m in ordered if m.kind is ModuleKind.LINEAR and m.path != "lm_head"]
-    for module in linears[: shape.linears]:
+    linears = [m for m in base.modules if m.kind is ModuleKind.LINEAR and m.path != "lm_head"]
+    wanted = [m for m in linears if not shape.named or m.path.rpartition(".")[2] in shape.named]
+    for module in sorted(wanted, key=lambda m: m.path)[: shape.linears]:
         n, m = module.in_features, module.out_features
         middle, end = at + 2 * rank * n, at + 2 * rank * (n + m)
         a = TensorEntry(f"{module.path}.lora_A.weight", "BF16", (rank, n), at, middle)

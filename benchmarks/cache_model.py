@@ -68,7 +68,7 @@ class Counted:
     """What the clocks of a model have seen.
 
     Attributes:
-        gpu: seconds of each forward on the device.
+        gpu: seconds of each forward on the device, with the choice of its tokens.
         between: seconds from each one's end to the next one's begin there.
         launching: seconds of the host, in all.
     """
@@ -79,10 +79,10 @@ class Counted:
 
 
 class TimedModel(FlatModel):
-    """Attributes: steps: forwards so far."""
+    """Attributes: steps: forwards so far; prompts: whether the last one had rows of prompts."""
 
     def __init__(self, bench: Bench, model: nn.Module, kv_blocks: int) -> None:
-        self.steps, self._launching = 0, 0.0
+        self.steps, self.prompts, self._launching = 0, False, 0.0
         self._cuda = bench.cuda
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         super().__init__(model, kv_blocks=kv_blocks, runner=runner_for(torch.device(bench.device)))
@@ -97,6 +97,7 @@ class TimedModel(FlatModel):
             self._spans.append((begin, end))
         self._launching += time.perf_counter() - then
         self.steps += 1
+        self.prompts = len(step.ids) > len(step.counts)
         return logits
 
     def begin_count(self) -> None:
@@ -181,10 +182,12 @@ class NoEngine:
 
 
 @contextmanager
-def warm_engine(model: nn.Module, cache: AdapterCache, rows: Iterable[int]) -> Iterator[TimedEngine]:
-    """An engine whose kernels for steps of so many rows are there."""
+def warm_engine(
+    model: nn.Module, cache: AdapterCache, rows: Iterable[int], targets: Sequence[str] | None = None
+) -> Iterator[TimedEngine]:
+    """An engine, over those linears or all, whose kernels for steps of so many rows are there."""
     engine: LoRAEngine[Lease | None]
-    with LoRAEngine(model, cache, stacked=STACKED, max_rank=MAX_RANK) as engine:
+    with LoRAEngine(model, cache, STACKED, targets, max_rank=MAX_RANK) as engine:
         engine.warm_up(rows)
         yield TimedEngine(engine)
 

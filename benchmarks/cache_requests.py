@@ -43,6 +43,8 @@ class Served:
 
     Attributes:
         walls: seconds of each step, from its begin to its tokens and what callers do with them.
+        prompts: of each of these, whether the forward that it waited for, the one before, ran prompts beside tokens.
+        token_gaps: seconds from a request's token to its next one, all but the first: what a warm row waits.
         gpu, between: see `cache_model.Counted`, by events; none on the CPU.
         tokens: that were generated.
         rows: of all steps together, prompts included, without padding.
@@ -51,6 +53,8 @@ class Served:
     """
 
     walls: list[float] = field(default_factory=list)
+    prompts: list[bool] = field(default_factory=list)
+    token_gaps: list[float] = field(default_factory=list)
     gpu: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -71,6 +75,10 @@ class Served:
     @property
     def p50_us(self) -> float:
         return summary(self.walls)["p50_us"]
+
+    @property
+    def token_p99_us(self) -> float:
+        return summary(self.token_gaps)["p99_us"]
 
 
 class Callers:
@@ -96,6 +104,8 @@ class Callers:
         self.loop = ServingLoop(model, anything, cache, scheduler=scheduler, max_rows=2 * ROWS)
         self._random = np.random.default_rng(5)
         self._open = self._told = self._asked = 0
+        self._spoke: dict[str, float] = {}  # when each request had its last token in this run
+        self._gaps: list[float] = []
         self._over = False
 
     @property
@@ -106,6 +116,7 @@ class Callers:
     def serve(self, *, seconds: float, steps: int) -> Served:
         """At most `steps` steps, and no new one after `seconds`."""
         served, began = Served(), time.perf_counter()
+        self._spoke, self._gaps = {}, served.token_gaps
         self._model.begin_count()
         told, begins, rows = self._told, self._engine.begin_seconds, self.loop.statistics().rows
         seen = len(self._engine.adapters)
@@ -113,10 +124,11 @@ class Callers:
             if not self._open:
                 self._ask()
             then = time.perf_counter()
-            ran = self._model.steps
+            ran, prompts = self._model.steps, self._model.prompts
             self.loop.step()
             if self._model.steps > ran:
                 served.walls.append(time.perf_counter() - then)
+                served.prompts.append(prompts)
         served.seconds = time.perf_counter() - began
         served.tokens = self._told - told
         served.rows = self.loop.statistics().rows - rows
@@ -142,8 +154,13 @@ class Callers:
     def _on(self, event: Event) -> None:
         if not isinstance(event, Ended):
             self._told += 1
+            now = time.perf_counter()
+            if event.id in self._spoke:
+                self._gaps.append(now - self._spoke[event.id])
+            self._spoke[event.id] = now
             return
         self._open -= 1
+        self._spoke.pop(event.id, None)
         if event.reason is Reason.FAILED:
             raise SystemExit(f"{event.id}: {event.problems}")
         if not self._over:

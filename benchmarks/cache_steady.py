@@ -1,7 +1,8 @@
 """Windows of a serving loop, each held against the others' of its round; what compiles in one makes it void.
 
 A kernel that is compiled or a graph that is captured takes as long as hundreds of steps. So a run is warmed up until
-neither comes any more, both are counted, and a window in which one came after all is left out and told.
+neither comes any more, both are counted, and a window in which one came after all is left out and told. Python's
+collector of cycles is kept out of the windows as the worker keeps it out (`cli.worker.collector`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 from benchmarks.cache_common import Bench, summary
 from benchmarks.cache_requests import Callers, Served
 
+from adapterd.cli.worker.collector import seldom_collected
+
 ROUNDS, MOST_ROUNDS = 6, 12
 LEAST_CLEAN = 5
+WINDOW_SECONDS = 0.8
 
 
 class Compiles:
@@ -75,11 +79,25 @@ class Runs:
         return median([len(window.walls) / window.seconds for window in self.clean])
 
     @property
+    def token_gaps(self) -> list[float]:
+        """Seconds between tokens of a request."""
+        return [gap for window in self.clean for gap in window.token_gaps]
+
+    @property
     def adapters(self) -> tuple[float, float]:
         """How many a step has, and their bytes; means of those that were looked at."""
         looked = [each for window in self.clean for each in window.adapters]
         count, nbytes = (sum(each) / max(1, len(looked)) for each in zip(*looked, strict=True)) if looked else (0, 0)
         return count, nbytes
+
+    def _apart(self) -> dict[str, list[float]]:
+        """Seconds between tokens, and of steps that waited for a forward with or without rows of prompts."""
+        pairs = [pair for window in self.clean for pair in zip(window.walls, window.prompts, strict=True)]
+        return {
+            "between_tokens": self.token_gaps,
+            "steps_of_tokens_alone": [wall for wall, prompts in pairs if not prompts],
+            "steps_with_prompts": [wall for wall, prompts in pairs if prompts],
+        }
 
     def told(self) -> dict[str, Any]:
         """For the file."""
@@ -93,6 +111,7 @@ class Runs:
         }
         return {
             **summary([wall for window in self.clean for wall in window.walls]),
+            **{name: summary(seconds) for name, seconds in self._apart().items() if seconds},
             "tokens_per_second": self.speed,
             "tokens_per_second_from_to": [speeds[0], speeds[-1]],
             "windows": len(speeds),
@@ -112,16 +131,27 @@ class Steady:
 
     Args:
         kinds: by name.
+        seconds: of a window.
     """
 
-    def __init__(self, bench: Bench, kinds: Mapping[str, Callers], compiles: Compiles) -> None:
-        self._bench, self._compiles = bench, compiles
+    def __init__(
+        self, bench: Bench, kinds: Mapping[str, Callers], compiles: Compiles, seconds: float = WINDOW_SECONDS
+    ) -> None:
+        self._bench, self._compiles, self._seconds = bench, compiles, 1.0 if bench.small else seconds
         self.runs = {name: Runs(callers) for name, callers in kinds.items()}
 
     def measure(self) -> None:
         """Raises SystemExit if a kind has no window that counts."""
         for name, run in self.runs.items():
             self._warm_up(name, run)
+        with seldom_collected():
+            self._rounds()
+        for name, run in self.runs.items():
+            if not run.clean:
+                raise SystemExit(f"{name}: something was compiled or captured in every window: {run.void}")
+            self._bench.say(f"{name}: {run.told()}")
+
+    def _rounds(self) -> None:
         rounds = self._bench.pick(MOST_ROUNDS, 3)
         for number in range(rounds):
             for run in self.runs.values():
@@ -129,10 +159,6 @@ class Steady:
             fewest = min(len(run.clean) for run in self.runs.values())
             if number + 1 >= self._bench.pick(ROUNDS, 2) and fewest >= min(LEAST_CLEAN, rounds - 1):
                 break
-        for name, run in self.runs.items():
-            if not run.clean:
-                raise SystemExit(f"{name}: something was compiled or captured in every window: {run.void}")
-            self._bench.say(f"{name}: {run.told()}")
 
     def ratio(self, name: str, over: str, what: str = "tokens_per_second") -> float:
         """Median of the rounds in which both windows count."""
@@ -179,7 +205,7 @@ class Steady:
     def _window(self, run: Runs) -> None:
         run.callers.serve(seconds=1, steps=self._bench.pick(40, 2))  # what the others' windows have displaced
         before = self._marks(run)
-        served = run.callers.serve(seconds=self._bench.pick(8, 2) / 10, steps=1 << 30)
+        served = run.callers.serve(seconds=self._seconds, steps=1 << 30)
         compiled, captured = (b - a for a, b in zip(before, self._marks(run), strict=True))
         if compiled or captured:
             run.void.append((compiled, captured))

@@ -109,7 +109,7 @@ class Pilot:
 
     def _flight_of(self, ran: Sequence[Generation], logits_NV: Tensor) -> _Flight:
         spoke = [not each.pending for each in ran]
-        verdict = Verdict(logits_NV)
+        verdict = self._model.verdict()
         ahead = len(ran) <= MOST_SAID and all(each.sample.greedy for each in ran)
         if ahead:
             self._model.hear(verdict.tokens)
@@ -199,7 +199,7 @@ class Pilot:
         if flight is None:
             return
         try:
-            verdicts = flight.verdict.wait()
+            verdicts = flight.verdict.wait()[: len(flight.ran)]  # behind them perhaps padding's
         except RuntimeError as fault:  # what the device says only now
             self._fail_all([each for each, life, _ in flight.ran if each.life == life], fault)
             return

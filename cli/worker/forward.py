@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,8 @@ from adapterd.cli.worker.batch import FlatBatch
 from adapterd.cli.worker.graphs import Launched, Runner
 from adapterd.cli.worker.inputs import StaticInputs, made_for
 from adapterd.cli.worker.kv import KeyValuePool, KeyValues
-from adapterd.cli.worker.rows import ROW_BUCKETS, Bucket, Rows, StepRows
+from adapterd.cli.worker.rows import ROW_BUCKETS, Bucket, Rows, StepRows, lasts_of
+from adapterd.cli.worker.sampling import Page, Verdict, judge
 from adapterd.loader.errors import Code, error
 
 KV_BLOCKS = 4096
@@ -24,6 +26,8 @@ PROBE_ROUNDINGS = 8
 """The same in roundings of the model's dtype, where that is coarser."""
 _PROBE = ((3, 1, 2), (1,))
 _FORM = (1, 1)
+PAGES = 3
+"""Verdicts that may be under way at once, and one to spare: a step is launched before the one before it lands."""
 
 
 class FlatModel:
@@ -72,6 +76,9 @@ class FlatModel:
             self._pool = KeyValuePool(self._form(), kv_blocks)
             self._inputs = StaticInputs(self._pool, self.device)
             self._logits = torch.zeros(0, self.vocabulary, device=self.device)
+            self._verdicts = torch.zeros(0, dtype=torch.int64, device=self.device)
+            self._judged = torch.zeros(2, 0, dtype=torch.int64, device=self.device)
+            self._pages = deque(Page(ROW_BUCKETS[-1]) for _ in range(PAGES if self.device.type == "cuda" else 0))
             self._check(torch.stack(own))
         except BaseException:
             self.close()
@@ -99,13 +106,18 @@ class FlatModel:
             Logits [sequences, vocabulary] in float32, behind each sequence's last row; until the next call.
         """
         with torch.inference_mode():
-            if step.bucket is None:
-                logits = self._forward(made_for(step, self._pool, self._inputs.said, self._most_rows)).float()
-            else:
-                logits = self._by_table(step, step.bucket, launches)
+            logits = self._each_apart(step) if step.bucket is None else self._by_table(step, step.bucket, launches)
         for tokens, kv in step.sequences:
             kv.commit(len(tokens))
         return logits
+
+    def verdict(self) -> Verdict:
+        """What the last `run` says of each sequence, and behind them perhaps of none. To be waited for before the
+        second run after it has its own."""
+        if not self._pages or self._judged.shape[1] > ROW_BUCKETS[-1]:
+            return Verdict(self._judged)
+        self._pages.rotate()
+        return Verdict(self._judged, self._pages[0])
 
     def hear(self, tokens: Tensor) -> None:
         """What the sequences of the last step have said, `MOST_SAID` at most: int64, on the device."""
@@ -117,22 +129,37 @@ class FlatModel:
         self.runner.forget()
         self._model.set_attn_implementation(self._before)
 
+    def _each_apart(self, step: StepRows) -> Tensor:
+        batch = made_for(step, self._pool, self._inputs.said, self._most_rows)
+        self._pool.clear()
+        logits = self._forward(batch).float()
+        self._judged = judge(logits)
+        return logits
+
     def _by_table(self, step: StepRows, bucket: Bucket, launches: Hashable | None) -> Tensor:
-        logits = self._room(bucket.rows)
-        self._inputs.send(step, bucket)
+        lasts = lasts_of(bucket, len(step.sequences))
+        logits, judged = self._room(lasts)
+        self._pool.clear(self._inputs.send(step, bucket))
 
         def work() -> None:
-            logits.copy_(self._forward(self._inputs.batch(bucket)))
+            """All of it in one graph: what is launched beside it takes the host longer than the device."""
+            said = self._forward(self._inputs.batch(bucket, lasts))
+            logits.copy_(said)
+            judged.copy_(judge(said))
 
-        self.runner.run(None if launches is None else (bucket, launches), work)
+        self.runner.run(None if launches is None else (bucket, lasts, launches), work)
+        self._judged = judged
         return logits[: len(step.sequences)]
 
-    def _room(self, rows: int) -> Tensor:
-        """Where the logits of a bucket go. Graphs know the address: all of it is there from the first step on."""
-        if len(self._logits) < rows:
+    def _room(self, lasts: int) -> tuple[Tensor, Tensor]:
+        """Where the logits of so many sequences go, and what is said of them. Graphs know the addresses: all of it is
+        there from the first step on."""
+        if len(self._logits) < lasts:
             self.runner.forget()
-            self._logits = torch.zeros(self._largest(rows), self.vocabulary, device=self.device)
-        return self._logits[:rows]
+            largest = self._largest(lasts)
+            self._logits = torch.zeros(largest, self.vocabulary, device=self.device)
+            self._verdicts = torch.zeros(2 * largest, dtype=torch.int64, device=self.device)
+        return self._logits[:lasts], self._verdicts[: 2 * lasts].view(2, lasts)
 
     def _largest(self, rows: int) -> int:
         return max(rows, next((b for b in ROW_BUCKETS if b >= self._most_rows), ROW_BUCKETS[-1]))

@@ -17,6 +17,8 @@ from adapterd.cli.worker.rows import ROW_BUCKETS, TABLE_ENTRIES, Bucket, StepRow
 Numbers = TypeVar("Numbers", Tensor, Slots)
 MOST_SAID = 4096
 """Sequences whose tokens the next step may have before the host knows them."""
+MOST_FRESH = 512
+"""Fresh blocks whose numbers are sent with a step's own."""
 _HEADS = 4
 """Numbers a row: id, position, where it writes; and as many last rows as rows."""
 
@@ -32,7 +34,7 @@ class StaticInputs:
     """
 
     def __init__(self, pool: KeyValuePool, device: torch.device) -> None:
-        size = _HEADS * ROW_BUCKETS[-1] + TABLE_ENTRIES
+        size = _HEADS * ROW_BUCKETS[-1] + TABLE_ENTRIES + MOST_FRESH
         self._pool = pool
         self._memory = torch.zeros(size, dtype=torch.int64, device=device)
         self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -40,19 +42,35 @@ class StaticInputs:
         self.said = torch.zeros(MOST_SAID, dtype=torch.int64, device=device)
         self._sent = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def batch(self, bucket: Bucket) -> FlatBatch:
-        """Steps of this bucket, whatever is in them. To be made once for each run or capture: it keeps masks."""
+    def batch(self, bucket: Bucket, lasts: int) -> FlatBatch:
+        """Steps of this bucket with so many last rows, whatever is in them. To be made once for each run or capture:
+        it keeps masks."""
         ids, positions, write, last, blocks = _parts(self._memory, bucket)
         return FlatBatch(
-            self._pool, spoken(ids, self.said), positions, write, last, Table(blocks.view(*bucket), positions)
-        )
+            self._pool, spoken(ids, self.said), positions, write, last[:lasts],
+            Table(blocks.view(*bucket), positions),
+        )  # fmt: skip
 
-    def send(self, step: StepRows, bucket: Bucket) -> None:
-        """Puts a step in, in the current stream. Rows of padding are the token 0 of nobody, which sees itself."""
+    def send(self, step: StepRows, bucket: Bucket) -> Tensor | None:
+        """Puts a step in, in the current stream. Rows of padding are the token 0 of nobody, which sees itself.
+
+        Returns:
+            The numbers of the pool's fresh blocks, on the device; None if there are none, or too many.
+        """
         if self._sent is not None:
             self._sent.synchronize()  # of the step before, whose tokens are known: only a failed step is waited for
-        numbers = self._numbers[: bucket.rows * (_HEADS + bucket.blocks)]
-        ids, positions, write, last, blocks = _parts(numbers, bucket)
+        own = bucket.rows * (_HEADS + bucket.blocks)
+        fresh = [*self._pool.fresh] if len(self._pool.fresh) <= MOST_FRESH else []
+        sent = own + len(fresh)
+        self._lay_out(step, bucket)
+        self._numbers[own:sent] = fresh
+        self._memory[:sent].copy_(self._staged[:sent], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+        return self._memory[own:sent] if fresh else None
+
+    def _lay_out(self, step: StepRows, bucket: Bucket) -> None:
+        ids, positions, write, last, blocks = _parts(self._numbers[: bucket.rows * (_HEADS + bucket.blocks)], bucket)
         _pad(ids, step.ids)
         _pad(positions, step.positions)
         _pad(write, step.write)
@@ -61,9 +79,6 @@ class StaticInputs:
         table[:rows, :width] = step.table
         table[:rows, width:] = NOBODY
         table[rows:] = NOBODY
-        self._memory[: len(numbers)].copy_(self._staged[: len(numbers)], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
 
 
 def spoken(ids: Tensor, said: Tensor) -> Tensor:

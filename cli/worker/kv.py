@@ -1,8 +1,9 @@
 """Keys and values: one pool of blocks at addresses that never change, and the blocks of each sequence.
 
 A captured CUDA graph reads and writes the pool, so nothing of it is ever allocated anew. A block is one sequence's
-alone while it has it, and is zeroed when it is taken: rows that share a lookup table's width read behind their own
-tokens, under a mask that a NaN of an earlier owner would get through.
+alone while it has it, and is zeroed before anything is written to it: rows that share a lookup table's width read
+behind their own tokens, under a mask that a NaN of an earlier owner would get through. All that a step's sequences have
+taken is zeroed at once (`KeyValuePool.clear`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class KeyValuePool:
 
     Attributes:
         table: which blocks are whose.
+        fresh: blocks that were taken and are not zeroed yet, in the order in which they were.
 
     Args:
         layers: by layer, what one token's keys and values look like, each [heads, size].
@@ -95,6 +97,7 @@ class KeyValuePool:
         }
         self._layers = {layer: (where[layer, 0], where[layer, 1]) for layer in layers}
         self.blocks, self.table = blocks, BlockTable()
+        self.fresh: dict[int, None] = {}
         self._free = list(range(blocks, NOBODY, -1))
 
     @property
@@ -107,7 +110,7 @@ class KeyValuePool:
         return self._layers[layer]
 
     def take(self, count: int) -> list[int]:
-        """So many blocks, of zeros. Raises Unavailable: BUDGET_EXCEEDED, and takes none then."""
+        """So many blocks, of zeros once they are cleared. Raises Unavailable: BUDGET_EXCEEDED, and takes none then."""
         if count > len(self._free):
             raise error(
                 Code.BUDGET_EXCEEDED, "keys and values",
@@ -115,10 +118,24 @@ class KeyValuePool:
                 "Ask again when others have ended, or start the worker with more --kv-blocks.",
             )  # fmt: skip
         taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
-            for group in self.groups:
-                group[:, block].zero_()
+        self.fresh.update(dict.fromkeys(taken))
         return taken
+
+    def clear(self, at: Tensor | None = None) -> None:
+        """Zeroes the fresh blocks, in the current stream: before anything is written to them.
+
+        Args:
+            at: their numbers, int64 on the pool's device: one launch then instead of one each.
+        """
+        if not self.fresh:
+            return
+        for group in self.groups:
+            if at is not None:
+                group.index_fill_(1, at, 0)
+                continue
+            for block in self.fresh:
+                group[:, block].zero_()
+        self.fresh.clear()
 
     def give(self, blocks: Sequence[int]) -> None:
         """Takes them back."""
@@ -180,6 +197,7 @@ class KeyValues:
         """Puts a copied block behind the tokens that are in. Raises Unavailable: BUDGET_EXCEEDED."""
         tokens = block[0].shape[1]
         self.reserve(tokens)
+        self.pool.clear()
         for group, copied in zip(self.pool.groups, block, strict=True):
             at = 0
             for number, begin, end in self._pieces(self.length, self.length + tokens):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from adapterd.cli.worker.checked import Checked
 from adapterd.cli.worker.flight import Pilot
 from adapterd.cli.worker.forward import FlatModel
 from adapterd.cli.worker.generation import Generation, State
@@ -57,7 +58,8 @@ class ServingLoop:
         self._scheduler = scheduler or FirstComeFirstServed()
         self._prefix = prefix or PrefixCache(0)
         self._max_open, self._arrivals, self._draining = max_open, 0, False
-        self._roll = Roll(self._prefix)
+        self._roll, self._checked = Roll(self._prefix), Checked(engine)
+        self._admitted: deque[Generation] = deque()  # by the scheduler; they ask for their adapters one after the other
         self._pilot = Pilot(
             model, engine, self._roll, scheduler=self._scheduler, prefix=self._prefix, max_rows=max_rows
         )
@@ -161,20 +163,41 @@ class ServingLoop:
         return Progress.WAITING if self._roll.of(State.LOADING) or self._roll.of(State.WAITING) else Progress.IDLE
 
     def _admit(self) -> None:
-        """Requests ask for their adapters, as many as the scheduler lets."""
+        """Requests ask for their adapters, as many as the scheduler lets.
+
+        To make room for an adapter that is not in VRAM and to enqueue its copies takes longer than all else of a
+        request, and who decodes waits meanwhile. So it is done for one of them a step, while others stand ready to
+        take a seat.
+        """
         waiting = self._roll.of(State.WAITING)
         if not waiting:
             return
+        for each in waiting:
+            if not each.adapted:
+                self._acquire(each)
+        idle = [
+            each
+            for each in (*self._roll.of(State.LOADING), *self._roll.of(State.READY))
+            if each.adapted and not each.started
+        ]
         adapted = [each for each in waiting if each.adapted]
-        asked = (*self._roll.of(State.LOADING), *self._roll.of(State.READY)) if adapted else ()
-        idle = [each for each in asked if each.adapted and not each.started]
-        admitted = self._scheduler.admit(adapted, idle) if adapted else ()
-        for each in (*(each for each in waiting if not each.adapted), *admitted):
-            try:
-                each.hold.acquire()
-                self._roll.move(each, State.LOADING)
-            except AdapterdError as fault:
-                self._roll.fail(each, fault.problems)
+        if adapted and not self._admitted:
+            self._admitted.extend(self._scheduler.admit(adapted, idle))
+        no_hurry = self._pilot.flying and any(each.state is State.READY for each in idle)
+        while self._admitted:
+            each = self._admitted.popleft()
+            if each.state is State.WAITING and not self._acquire(each) and no_hurry:
+                break
+
+    def _acquire(self, each: Generation) -> bool:
+        """Whether it waits for nothing: its lease is ready at once, or it has failed."""
+        try:
+            each.hold.acquire()
+        except AdapterdError as fault:
+            self._roll.fail(each, fault.problems)
+            return True
+        self._roll.move(each, State.LOADING)
+        return each.lease.ready
 
     def _settle(self) -> None:
         """What has become of the leases."""
@@ -187,7 +210,7 @@ class ServingLoop:
             if not each.lease.ready:
                 continue
             try:
-                self._engine.check(each.lease)
+                self._checked.check(each.lease)
                 each.note_lease()
                 self._roll.move(each, State.READY)
             except AdapterdError as fault:

@@ -38,6 +38,14 @@ def bucket_of(rows: int, blocks: int, most_rows: int) -> Bucket | None:
     return Bucket(padded, width) if padded * width <= TABLE_ENTRIES else None
 
 
+def lasts_of(bucket: Bucket, sequences: int) -> int:
+    """How many sequences a step of this bucket says something of, padding included: all its rows, or half of them.
+
+    A step with a prompt has as many rows of it as of all others. Every size more is a graph more.
+    """
+    return bucket.rows if 2 * sequences > bucket.rows else bucket.rows // 2
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of one step, in order. Every sequence has blocks for its rows.

@@ -8,37 +8,66 @@ from torch import Tensor
 from adapterd.cli.worker.requests import Request
 
 
-class Verdict:
-    """What a forward says of each sequence: whether all its logits are finite, and the largest one's number.
+def judge(logits_NV: Tensor) -> Tensor:
+    """Of each sequence: whether all its logits are finite, and the largest one's number. int64 [2, sequences].
 
-    It is made on the device, and on its way to the host until somebody waits for it.
+    It asks nothing of the host: it may be part of a captured graph.
+
+    Args:
+        logits_NV: [sequences, vocabulary].
+    """
+    largest_N, tokens_N = logits_NV.max(dim=-1)  # a NaN is the largest, and the least, of all
+    sound_N = largest_N.isfinite() & logits_NV.amin(dim=-1).isfinite()
+    return torch.stack([sound_N.long(), tokens_N])
+
+
+class Page:
+    """Host memory for verdicts, pinned, with the mark behind the last copy into it.
+
+    Args:
+        most: sequences.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.here = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._memory = torch.empty(2 * most, dtype=torch.int64, pin_memory=True)
+        self._parts: dict[int, Tensor] = {}
+
+    def of(self, sequences: int) -> Tensor:
+        """int64 [2, sequences]."""
+        if sequences not in self._parts:
+            self._parts[sequences] = self._memory[: 2 * sequences].view(2, sequences)
+        return self._parts[sequences]
+
+
+class Verdict:
+    """What a forward says of each sequence, on its way to the host until somebody waits for it.
 
     Attributes:
         tokens: int64 [sequences] on the device.
 
     Args:
-        logits_NV: [sequences, vocabulary]; read in the current stream.
+        found_2N: as `judge` makes it; read in the current stream.
+        page: where it goes, if that is not one of its own; nobody else's before it was waited for.
     """
 
-    def __init__(self, logits_NV: Tensor) -> None:
-        largest_N, self.tokens = logits_NV.max(dim=-1)  # a NaN is the largest, and the least, of all
-        sound_N = largest_N.isfinite() & logits_NV.amin(dim=-1).isfinite()
-        found_N2 = torch.stack([sound_N.long(), self.tokens], dim=-1)
+    def __init__(self, found_2N: Tensor, page: Page | None = None) -> None:
+        self.tokens = found_2N[1]
         self._here: torch.cuda.Event | None = None
-        if not found_N2.is_cuda:
-            self._found = found_N2
+        if not found_2N.is_cuda:
+            self._found = found_2N.clone()
             return
-        self._found = torch.empty_like(found_N2, device="cpu", pin_memory=True)
-        self._found.copy_(found_N2, non_blocking=True)
-        self._here = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        page = page or Page(found_2N.shape[1])
+        self._found, self._here = page.of(found_2N.shape[1]), page.here
+        self._found.copy_(found_2N, non_blocking=True)
         self._here.record()
 
     def wait(self) -> list[tuple[int, int]]:
         """(1 if it is sound, the token) of each sequence. Raises RuntimeError: the device could not do it."""
         if self._here is not None:
             self._here.synchronize()
-        found: list[tuple[int, int]] = self._found.tolist()
-        return found
+        sound, tokens = self._found.tolist()
+        return list(zip(sound, tokens, strict=True))
 
 
 class Sampler:

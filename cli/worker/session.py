@@ -64,6 +64,7 @@ def run_worker(options: Options) -> Report:
             Nothing is read from stdin then.
     """
     _need_extras()
+    from adapterd.cli.worker.collector import seldom_collected
     from adapterd.cli.worker.loop import ServingLoop
     from adapterd.cli.worker.models import load_model
     from adapterd.cli.worker.prefix import PrefixCache
@@ -97,6 +98,7 @@ def run_worker(options: Options) -> Report:
         )  # fmt: skip
         for place in _doors(options, cache, lambda: engine.table_bytes, stack):
             note(f"==> worker: {place}")
+        stack.enter_context(seldom_collected())
         note(f"==> worker: serving {base.id}@{base.revision} on {options.device}, requests as JSON lines on stdin")
         status = _serve(loop, loaded.text, loaded.stop)
         return _report(loop, cache, status)

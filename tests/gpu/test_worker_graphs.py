@@ -14,6 +14,7 @@ from adapterd.cli.worker.graphs import Captured, CudaCapture, runner_for
 from adapterd.cli.worker.kv import KeyValues
 from adapterd.cli.worker.prefix import PrefixCache
 from adapterd.cli.worker.rows import StepRows
+from adapterd.cli.worker.sampling import Verdict
 from adapterd.gpu_cache import Lease
 from fakes.worker_play import Play, scheduler_of
 from fakes.worker_world import ALL, WorkerWorld
@@ -101,6 +102,29 @@ def test_a_replayed_step_gives_the_bits_of_a_launched_one(tmp_path: Path) -> Non
         for turn in range(60):
             both.step((1, 3, 8, 20, 64)[turn % 5])
         assert runner.counts.failed == 0 and runner.counts.replayed > runner.counts.captured > 4
+
+
+def test_a_verdict_is_its_own_steps_though_the_next_step_is_under_way(tmp_path: Path) -> None:
+    """Steps of different sizes and with prompts, by table and each apart; each verdict is waited for a step later."""
+    runner = graphs()
+    with WorkerWorld(tmp_path, device=CUDA, flat={"runner": runner, "most_rows": 64, "kv_blocks": 512}) as world:
+        flat, chance = world.flat, random.Random(5)
+        before: tuple[Verdict, Tensor] | None = None
+        for turn in range(60):
+            kvs = [flat.key_values() for _ in range((1, 5, 30, 70)[turn % 4])]
+            sequences = [([chance.randrange(256) for _ in range(1 + (n == 0) * turn)], kv) for n, kv in enumerate(kvs)]
+            for tokens, kv in sequences:
+                kv.reserve(len(tokens))
+            logits = flat.run(flat.plan(sequences), "base")
+            now = flat.verdict(), logits.argmax(-1)
+            if before is not None:
+                verdict, largest = before
+                said = verdict.wait()[: len(largest)]
+                assert said == [(1, token) for token in largest.tolist()]
+            before = now
+            for kv in kvs:
+                kv.free()
+        assert runner.counts.failed == 0 and runner.counts.replayed > 0
 
 
 def test_dropped_graphs_are_captured_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from adapterd.cli.worker.inputs import MOST_SAID
 from adapterd.cli.worker.models import tiny_model
 from adapterd.cli.worker.prefix import BLOCK_TOKENS, PrefixCache
 from adapterd.cli.worker.requests import Reason
-from adapterd.cli.worker.sampling import Verdict
+from adapterd.cli.worker.sampling import Verdict, judge
 from adapterd.loader.errors import Code
 from fakes.worker_world import ALL, WorkerWorld
 
@@ -26,7 +26,8 @@ def after(flat: FlatModel, prompts: Sequence[Sequence[int]], ids: Sequence[Seque
     kvs = [flat.key_values() for _ in prompts]
     for kv, prompt, more in zip(kvs, prompts, ids, strict=True):
         kv.reserve(len(prompt) + len(more))
-    flat.hear(Verdict(flat.run(flat.plan(list(zip(prompts, kvs, strict=True))))).tokens)
+    flat.run(flat.plan(list(zip(prompts, kvs, strict=True))))
+    flat.hear(flat.verdict().tokens)
     logits = flat.run(flat.plan(list(zip(ids, kvs, strict=True)))).clone()
     for kv in kvs:
         kv.free()
@@ -41,7 +42,8 @@ def test_an_id_below_zero_is_what_a_sequence_has_said(most_rows: int) -> None:
     kvs = [flat.key_values() for _ in prompts]
     for kv, prompt in zip(kvs, prompts, strict=True):
         kv.reserve(len(prompt))
-    said = Verdict(flat.run(flat.plan(list(zip(prompts, kvs, strict=True))))).tokens.tolist()
+    flat.run(flat.plan(list(zip(prompts, kvs, strict=True))))
+    said = flat.verdict().tokens.tolist()
     for kv in kvs:
         kv.free()
     assert len(set(said)) > 1
@@ -54,8 +56,8 @@ def test_an_id_below_zero_is_what_a_sequence_has_said(most_rows: int) -> None:
 
 def test_a_verdict_says_the_largest_and_whether_all_are_finite() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, float("nan"), 9.0], [0.0, 1.0, float("-inf")], [0.0, 1.0, torch.inf]])
-    verdicts = Verdict(logits).wait()
-    assert verdicts[0] == [1, 1]
+    verdicts = Verdict(judge(logits)).wait()
+    assert verdicts[0] == (1, 1)
     assert [sound for sound, _ in verdicts] == [1, 0, 0, 0]
 
 
