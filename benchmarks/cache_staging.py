@@ -2,15 +2,18 @@
 
 The adapter has 84 MB, 80 pages of 1 MiB. It is copied in two ways: by the cache's copy queue alone, until its
 events are done, and through the whole cache (a lease is acquired, until it is ready: books, pages, fences,
-copies, events). Every copy, the peers', too, reads another part of host memory than the last one, as adapters that
-come in turn do. Fresh pages are neighbours. Scattered ones have no neighbour: each is a copy of its own. In the
-cache they come about by filling the arena with adapters of one page and keeping those on odd pages.
+copies, events). It is looked for without a pause, as the peer's `synchronize` does; how long `Lease.wait` takes,
+which sleeps between looks, is told beside it. Every copy, the peers', too, reads another part of host memory than
+the last one, as adapters that come in turn do. Fresh pages are neighbours. Scattered ones have no neighbour: each
+is a copy of its own. In the cache they come about by filling the arena with adapters of one page and keeping those
+on odd pages.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from itertools import cycle, pairwise
 from threading import Condition, Lock
 from typing import Any
@@ -63,6 +66,9 @@ def _compare(bench: Bench, part: Part, peers: dict[str, Any], name: str, found: 
         "C1", f"{QUEUED} queued, {name}: over the pinned rate", found["rate_GBps"] / peers["rate_GBps"], least=0.95
     )
     part.add("C1", f"one, {name}: ready, over one packed copy", ready / peers["one"]["p50_us"], most=1.1)
+    if "waited" in found:
+        waited = found["waited"]["p50_us"] / peers["one"]["p50_us"]
+        part.add("C1", f"one, {name}: Lease.wait, over one packed copy", waited)
     part.add("C1", f"one, {name}: a copy a tensor takes", peers["a copy a tensor"]["p50_us"] / ready, "× as long")
 
 
@@ -191,10 +197,12 @@ def _through_the_cache(bench: Bench, pages: int, kind: str) -> dict[str, Any]:
     with made_up_cache(bench, loader, **sizes) as cache:
         kept = _scatter(cache, [v.pinned for v in loader.versions[2 * QUEUED :]])
         passed_through(cache, refs)  # now all are in the slab
-        one, acquires = _one_by_one(bench, cache, refs)
+        one, acquires = _one_by_one(bench, cache, refs, lambda lease: until_ready(cache, [lease], None))
+        waited, _ = _one_by_one(bench, cache, refs, Lease.wait)
         queued = _by_halves(bench, cache, refs)
         found = {
-            "one": summary(one), "acquire": summary(acquires), "queued": summary(queued), "runs": _runs(cache, refs[0]),
+            "one": summary(one), "acquire": summary(acquires), "waited": summary(waited), "queued": summary(queued),
+            "runs": _runs(cache, refs[0]),
             "rate_GBps": QUEUED * pages * bench.page_bytes / median(queued) / GB, "misses": cache.statistics().misses,
         }  # fmt: skip
         for lease in kept:
@@ -202,8 +210,10 @@ def _through_the_cache(bench: Bench, pages: int, kind: str) -> dict[str, Any]:
     return found
 
 
-def _one_by_one(bench: Bench, cache: AdapterCache, refs: list[str]) -> tuple[list[float], list[float]]:
-    """Seconds until ready, and of the acquire alone."""
+def _one_by_one(
+    bench: Bench, cache: AdapterCache, refs: list[str], wait: Callable[[Lease], object]
+) -> tuple[list[float], list[float]]:
+    """Seconds until `wait` has it ready, and of the acquire alone."""
     ready: list[float] = []
     acquires: list[float] = []
     for index in range(bench.pick(64, 20)):
@@ -211,7 +221,7 @@ def _one_by_one(bench: Bench, cache: AdapterCache, refs: list[str]) -> tuple[lis
         began = time.perf_counter()
         lease = cache.acquire(refs[index % len(refs)], tenant=TENANT)
         acquires.append(time.perf_counter() - began)
-        until_ready(cache, [lease])
+        wait(lease)
         ready.append(time.perf_counter() - began)
         lease.release()
     return ready[len(refs) :], acquires[len(refs) :]
@@ -223,7 +233,7 @@ def _by_halves(bench: Bench, cache: AdapterCache, refs: list[str]) -> list[float
         bench.synchronize()
         began = time.perf_counter()
         leases = [cache.acquire(ref, tenant=TENANT) for ref in (refs[:QUEUED] if index % 2 else refs[QUEUED:])]
-        until_ready(cache, leases)
+        until_ready(cache, leases, None)
         found.append(time.perf_counter() - began)
         for lease in leases:
             lease.release()

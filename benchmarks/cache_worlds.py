@@ -101,16 +101,18 @@ def folder_cache(bench: Bench, packages: Packages, **sizes: Any) -> Iterator[Ada
         yield cache
 
 
-def until_ready(cache: AdapterCache, leases: Sequence[Lease], every: float = 0.0) -> None:
-    """Looks every so many seconds; 0: as often as a thread can that lets the others run.
+def until_ready(cache: AdapterCache, leases: Sequence[Lease], every: float | None = 0.0) -> None:
+    """Looks every so many seconds; 0: as often as a thread can that lets the others run, which takes 50 µs.
 
-    `Lease.wait` looks every millisecond only. While loader threads of this process work, looking all the time
-    would take the interpreter from them.
+    None: all the time. While loader threads of this process work, that would take the interpreter from them.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not all(lease.ready for lease in leases):
+    while True:
         cache.pump()
-        time.sleep(every)
+        if all(lease.ready for lease in leases):
+            return
+        if every is not None:
+            time.sleep(every)
         for lease in leases:
             if lease.failed:
                 raise SystemExit(f"{lease!r}: {lease.problem}")

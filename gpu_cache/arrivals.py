@@ -57,8 +57,9 @@ class Loads:
         self.origins[image.origin] += 1
         self.copied_bytes += image.layout.nbytes
         stages = self.seconds["steady" if image.origin is Origin.HOST else "cold"]
-        for stage, seconds in {**image.seconds, "copy": copy_seconds}.items():
+        for stage, seconds in image.seconds.items():
             stages[stage] += seconds  # type: ignore[assignment]
+        stages["copy"] += copy_seconds  # type: ignore[assignment]
 
 
 class Arrivals:

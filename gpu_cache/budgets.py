@@ -80,6 +80,7 @@ class Shares:
         self.total = total
         self.used: Usage = {}
         self._guaranteed, self._maximum, self._default_maximum = guaranteed, maximum, default_maximum
+        self._guaranteed_to_all = sum(guaranteed.values())
 
     @property
     def free(self) -> int:
@@ -87,8 +88,7 @@ class Shares:
 
     def ceiling(self, tenant: str) -> int:
         """The most that the tenant can ever hold, with everybody else at their guarantee only."""
-        others = sum(share for name, share in self._guaranteed.items() if name != tenant)
-        return min(self.maximum(tenant), self.total - others)
+        return min(self.maximum(tenant), self.total - self._guaranteed_to_all + self.guaranteed(tenant))
 
     def maximum(self, tenant: str) -> int:
         return self._maximum.get(tenant, self._default_maximum)
@@ -101,13 +101,17 @@ class Shares:
 
     def may_take(self, tenant: str, amount: int, used: Usage) -> bool:
         """Whether so much more may go to the tenant, were `used` the present state."""
-        if not self.within_maximum(tenant, amount, used):
+        if used.get(tenant, 0) + amount > self._maximum.get(tenant, self._default_maximum):
             return False
         left = self.total - sum(used.values()) - amount
         for name, share in self._guaranteed.items():  # what others are owed of their guarantees
             if name != tenant:
                 left -= max(0, share - used.get(name, 0))
         return left >= 0
+
+    def room(self, tenant: str) -> int:
+        """How much more the tenant may take now, where nobody has a guarantee."""
+        return min(self.free, self.maximum(tenant) - self.used.get(tenant, 0))
 
     def spares_share(self, victim: str, taker: str, amount: int, used: Usage) -> bool:
         """Whether the victim keeps its share when it loses so much to `taker`, were `used` the present state."""

@@ -14,13 +14,13 @@ from adapterd.gpu_cache.host.interface import Host, HostUsage
 from adapterd.gpu_cache.lease_book import LeaseBook
 from adapterd.gpu_cache.leases import Lease, LeaseBooks
 from adapterd.gpu_cache.pins import Pins
-from adapterd.gpu_cache.records import LeaseRecord, Purpose
+from adapterd.gpu_cache.records import LeaseRecord, LeaseState, Purpose
 from adapterd.gpu_cache.revocation import Refusals, Revoker
 from adapterd.gpu_cache.routes import Routes
 from adapterd.gpu_cache.slabs import SlabTensors
 from adapterd.gpu_cache.stager import Stager
 from adapterd.gpu_cache.vram_tier import VramTier
-from adapterd.gpu_cache.warm import WarmLeases
+from adapterd.gpu_cache.warm import Meaning, WarmLeases
 from adapterd.loader.errors import AdapterdError, Code, Problem, error, reject
 
 if TYPE_CHECKING:
@@ -95,12 +95,13 @@ class CacheBooks(LeaseBooks):
         priority: int = 0,
         purpose: Purpose = Purpose.USE,
         resolved: tuple[Resolved, ...] = (),
+        meaning: Meaning | None = None,
     ) -> LeaseRecord:
-        """A new lease; `resolved` is what it means, if that is known."""
+        """A new lease; `resolved` is what it means, if that is known, and `meaning` what it meant the last time."""
         asked, problems = parsed
         record = self._book.new(tenant, self._stager.base.pin, asked, priority, purpose)
         record.resolved = resolved
-        self._stager.admit(record, problems or (DRAINING if self._draining else ()))
+        self._stager.admit(record, problems or (DRAINING if self._draining else ()), meaning)
         return record
 
     def _warm(self, wish: Wish | int, tenant: str, priority: int) -> LeaseRecord | None:
@@ -115,8 +116,11 @@ class CacheBooks(LeaseBooks):
 
     def _cold(self, wish: Wish, tenant: str, priority: int) -> LeaseRecord:
         """A new lease, by all that has to be asked and decided."""
-        record = self._begin(tenant, self._parsed(wish), priority)
-        self._seen.remember(wish, record)
+        meaning = self._seen.meaning(tenant, wish, self._stager.base.pin)
+        parsed = self._parsed(wish) if meaning is None else (meaning.asked, ())
+        record = self._begin(tenant, parsed, priority, meaning=meaning)
+        if meaning is None or record.state is LeaseState.READY:
+            self._seen.remember(wish, record)
         return record
 
     def _lease(self, record: LeaseRecord) -> Lease:

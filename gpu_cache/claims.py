@@ -56,7 +56,9 @@ class Claims:
     def known(self, entry: Entry, resolved: Resolved, facts: Facts, trust_changes: int) -> tuple[Problem, ...]:
         """The host said at once that the claim holds, by what was trusted then. Why it is not served all the same."""
         problems = self._refused(resolved, facts)
-        if not problems:
+        known = entry.verified.get(claim_of(resolved))
+        same = known is not None and (known.trust_changes, known.publisher) == (trust_changes, facts.publisher)
+        if not problems and not same:
             self._accept(entry, Verified(resolved, trust_changes), facts)
         return problems
 
@@ -68,7 +70,7 @@ class Claims:
         """A new entry knows what it was verified as before it went."""
         for verified in self._remembered.remind(entry):
             assert entry.facts is not None
-            self._ledger.verified(entry.key, verified.resolved, replace(entry.facts, publisher=verified.publisher))
+            self._ledger.verified(entry.key, verified.resolved, entry.facts.manifest, verified.publisher)
 
     def let_go(self, entry: Entry) -> None:
         """Of what the host holds for its checks: nobody waits for it."""
@@ -105,7 +107,7 @@ class Claims:
 
     def _accept(self, entry: Entry, verified: Verified, facts: Facts) -> None:
         entry.verified[claim_of(verified.resolved)] = replace(verified, publisher=facts.publisher)
-        rank = self._ledger.verified(entry.key, verified.resolved, facts)
+        rank = self._ledger.verified(entry.key, verified.resolved, facts.manifest, facts.publisher)
         if entry.facts is None:
             entry.facts, entry.rank = facts, rank
 

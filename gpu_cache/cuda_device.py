@@ -57,12 +57,12 @@ class EventPool:
 
 
 class CudaEvent:
-    """A mark. Its CUDA event goes back to the pool when nobody refers to the mark any more."""
+    """A mark in `stream`. Its CUDA event goes back to the pool when nobody refers to the mark any more."""
 
-    __slots__ = ("_passed", "_pool", "handle")
+    __slots__ = ("_passed", "_pool", "handle", "stream")
 
-    def __init__(self, pool: EventPool) -> None:
-        self._passed, self._pool = False, pool
+    def __init__(self, pool: EventPool, stream: Stream) -> None:
+        self._passed, self._pool, self.stream = False, pool, stream
         self.handle = pool.take()
 
     def done(self) -> bool:
@@ -149,13 +149,17 @@ class CudaDevice:
         self._driver.zero(_handle(stream), dst)
 
     def record(self, stream: Stream) -> Event:
-        event = CudaEvent(self._events)
+        event = CudaEvent(self._events, stream)
         self._driver.record(event.handle, _handle(stream))
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
+        """A stream of our own need not wait for a mark of its own: what comes later executes later. (The handle of a
+        stream that somebody else has destroyed may be another one's by now.)
+        """
         assert isinstance(event, CudaEvent), "an event of another device"
-        self._driver.wait(_handle(stream), event.handle)
+        if event.stream != stream or stream not in self._streams:
+            self._driver.wait(_handle(stream), event.handle)
 
     def close(self) -> None:
         """Registered memory goes after the copies from it, and a stream after what is in it, whatever fails."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from adapterd.gpu_cache.budgets import Shares, Usage
 from adapterd.loader.identity import VersionKey
@@ -56,7 +56,8 @@ class GuardedPolicy:
     """
 
     def __init__(self, policy: Policy | None) -> None:
-        self._policy, self._fallback = policy, LeastRecentlyUsed()
+        self._policy = None if type(policy) is LeastRecentlyUsed else policy
+        self._fallback = LeastRecentlyUsed()
         self._lock = Lock()  # a leaf: tiers share it
         self.faults = 0
 
@@ -64,6 +65,11 @@ class GuardedPolicy:
     def of(cls, policy: Policy | None) -> GuardedPolicy:
         """The policy, guarded once; without one the least recently used go first."""
         return policy if isinstance(policy, cls) else cls(policy)
+
+    @property
+    def own(self) -> bool:
+        """Whether somebody's own policy is asked. Else the order is known, and can be kept."""
+        return self._policy is not None
 
     def order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         if self._policy is None or not candidates:
@@ -89,45 +95,81 @@ class GuardedPolicy:
             _LOG.error("the eviction policy %s gives no order; the least recently used go first", name, exc_info=fault)
 
 
+class Sized(Protocol):
+    """What a plan looks at: a candidate, or what one is made of."""
+
+    @property
+    def key(self) -> VersionKey: ...
+
+    @property
+    def pages(self) -> int: ...
+
+
+C = TypeVar("C", bound=Sized)
+C_co = TypeVar("C_co", bound=Sized, covariant=True)
+
+
+class Order(Protocol[C_co]):
+    """Those that may go, in the order in which they do. Nothing happens to them before all are chosen."""
+
+    def take(self, able: Callable[[str], bool], fits: Callable[[C_co], bool]) -> C_co | None:
+        """The first that fits, of a tenant that is able; it is not given again."""
+        ...
+
+
 class Want(NamedTuple):
-    """So much of one thing is wanted; `freed` says how much of it comes free when a candidate goes."""
+    """So much of one thing is wanted; `freed` says how much of it comes free when one goes."""
 
     shares: Shares
     amount: int
-    freed: Callable[[Candidate], int]
+    freed: Callable[[Sized], int]
 
 
 def pages_wanted(budget: Shares, pages: int) -> Want:
-    return Want(budget, pages, lambda candidate: candidate.pages)
+    return Want(budget, pages, _pages)
 
 
 def slots_wanted(shares: Shares, slots: int) -> Want:
-    return Want(shares, slots, lambda _: 1)
+    return Want(shares, slots, _one)
+
+
+def _pages(of: Sized) -> int:
+    return of.pages
+
+
+def _one(_: Sized) -> int:
+    return 1
 
 
 def plan_evictions(
     policy: Policy, tenant: str, wants: Sequence[Want], candidates: Sequence[Candidate]
 ) -> list[Candidate] | None:
+    """`plan_in_order`, in the order that the policy says."""
+    return plan_in_order(lambda: Listed(policy.order(candidates)), tenant, wants)
+
+
+def plan_in_order(ordered: Callable[[], Order[C]], tenant: str, wants: Sequence[Want]) -> list[C] | None:
     """The victims after whose going `tenant` may take all that it wants, or None if that cannot be had now.
 
     All or nothing: nobody is evicted for a request that has to wait anyway. Where the tenant's own maximum
     is what stands in the way, only its own adapters can help, so those go first.
+
+    Args:
+        ordered: asked if anybody has to go.
     """
+    lacking = _lacking(tenant, [(want, want.shares.used) for want in wants])
+    if lacking is None:
+        return []
+    order, victims = ordered(), list[C]()
     states = [(want, want.shares.used.copy()) for want in wants]
-    victims: list[Candidate] = []
-    waiting = policy.order(candidates)
-    while (lacking := _lacking(tenant, states)) is not None:
-        want, used = lacking
-        able = waiting
-        if not want.shares.within_maximum(tenant, want.amount, used):
-            able = [c for c in waiting if c.key.tenant == tenant]
-        chosen = _next_victim(able, tenant, want, used)
+    while lacking is not None:
+        chosen = _next_victim(order, tenant, *lacking)
         if chosen is None:
             return None
-        waiting = [c for c in waiting if c is not chosen]
         victims.append(chosen)
         for each, after in states:
             after[chosen.key.tenant] -= each.freed(chosen)
+        lacking = _lacking(tenant, states)
     return victims
 
 
@@ -140,9 +182,28 @@ def _lacking(tenant: str, states: Sequence[tuple[Want, Usage]]) -> tuple[Want, U
     return None
 
 
-def _next_victim(candidates: Sequence[Candidate], taker: str, want: Want, used: Usage) -> Candidate | None:
+def _next_victim(order: Order[C], taker: str, want: Want, used: Usage) -> C | None:
     """The first that leaves its tenant's share whole; failing that, the first of a tenant above its share."""
-    for c in candidates:
-        if want.shares.spares_share(c.key.tenant, taker, want.freed(c), used):
-            return c
-    return next((c for c in candidates if want.shares.above_share(c.key.tenant, used)), None)
+    shares = want.shares
+    only_own = not shares.within_maximum(taker, want.amount, used)
+
+    def able(tenant: str) -> bool:
+        return tenant == taker or (not only_own and shares.above_share(tenant, used))
+
+    def spared(one: C) -> bool:
+        return shares.spares_share(one.key.tenant, taker, want.freed(one), used)
+
+    return order.take(able, spared) or order.take(lambda each: each != taker and able(each), lambda _: True)
+
+
+class Listed(Generic[C]):
+    """Order of a list."""
+
+    def __init__(self, waiting: Sequence[C]) -> None:
+        self._left = list(waiting)
+
+    def take(self, able: Callable[[str], bool], fits: Callable[[C], bool]) -> C | None:
+        for at, one in enumerate(self._left):
+            if able(one.key.tenant) and fits(one):
+                return self._left.pop(at)
+        return None

@@ -8,13 +8,12 @@ all of them: stream order, no host wait.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from adapterd.gpu_cache.device import Event, Stream
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(NamedTuple):
     """The marks that must have been passed before memory is used anew. Empty: nobody uses it."""
 
     events: tuple[Event, ...] = ()
@@ -45,5 +44,6 @@ class Readers:
         """Marks must be noted in the order in which they were recorded in their stream."""
         self._last[stream] = event
 
-    def fence(self) -> Fence:
-        return Fence(tuple(self._last.values()))
+    def fence(self, behind: Fence = OPEN) -> Fence:
+        """All that they have noted, and what they read `behind`."""
+        return Fence((*behind.events, *self._last.values())) if self._last else behind

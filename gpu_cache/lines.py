@@ -39,7 +39,7 @@ class Lines(Generic[T]):
     """Lines of all tenants for one memory. Guarded by its owner's lock."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, list[T]] = {}
+        self._lines: dict[str, list[tuple[Rank, T]]] = {}  # no two ranks are equal: items are not compared
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -49,18 +49,18 @@ class Lines(Generic[T]):
 
     def add(self, item: T) -> None:
         """Idempotent."""
-        line = self._lines.setdefault(item.tenant, [])
-        index = bisect_left(line, rank(item), key=rank)
-        if index == len(line) or line[index] is not item:
-            line.insert(index, item)
+        line, place = self._lines.setdefault(item.tenant, []), (rank(item),)
+        index = bisect_left(line, place)
+        if index == len(line) or line[index][1] is not item:
+            line.insert(index, (place[0], item))
 
     def remove(self, item: T) -> None:
         """Nothing happens if it does not wait here."""
         line = self._lines.get(item.tenant)
         if line is None:
             return
-        index = bisect_left(line, rank(item), key=rank)
-        if index < len(line) and line[index] is item:
+        index = bisect_left(line, (rank(item),))
+        if index < len(line) and line[index][1] is item:
             del line[index]
             if not line:
                 del self._lines[item.tenant]
@@ -70,22 +70,26 @@ class Lines(Generic[T]):
 
         An attempt may add and remove others.
         """
-        heads = [(rank(line[0]), tenant) for tenant, line in self._lines.items()]
+        heads = [(line[0][0], tenant) for tenant, line in self._lines.items()]
         heapq.heapify(heads)
         while heads:
             place, tenant = heapq.heappop(heads)
-            item = self._from(tenant, place)
-            if item is None:
+            found = self._from(tenant, place)
+            if found is None:
                 continue
-            if rank(item) != place:  # who stood there has gone: the next one's turn may come later
-                heapq.heappush(heads, (rank(item), tenant))
+            now, item = found
+            if now != place:  # who stood there has gone: the next one's turn may come later
+                heapq.heappush(heads, (now, tenant))
                 continue
             if attempt(item):
                 self.remove(item)
-                heapq.heappush(heads, (place, tenant))
+                if tenant in self._lines:
+                    heapq.heappush(heads, (place, tenant))
 
-    def _from(self, tenant: str, place: Rank) -> T | None:
+    def _from(self, tenant: str, place: Rank) -> tuple[Rank, T] | None:
         """The first of the tenant's line at or behind `place`."""
-        line = self._lines.get(tenant, [])
-        index = bisect_left(line, place, key=rank)
+        line = self._lines.get(tenant)
+        if line is None:
+            return None
+        index = bisect_left(line, (place,))
         return line[index] if index < len(line) else None

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
+from itertools import islice, repeat
+from operator import is_, itemgetter, sub
+from typing import NamedTuple
 
 from adapterd.gpu_cache.device import Run
 from adapterd.gpu_cache.fences import OPEN, Fence
 
+_LENGTH = itemgetter(2)
 
-@dataclass(frozen=True, slots=True)
-class Allotment:
+
+class Allotment(NamedTuple):
     """Pages for one adapter.
 
     Attributes:
@@ -72,12 +74,16 @@ class PagePool:
         if count % 2:
             self._lone[paired] = None, OPEN
         self._used: dict[int, tuple[tuple[int, ...], int, str]] = {}  # by first page: pages, how many in pairs, whose
+        self._last: tuple[tuple[int, ...], int, str, Fence] | None = None  # came free, and is nowhere else yet
         self.count = self.free = count
 
     def take(self, wanted: int, tenant: str) -> Allotment | None:
         """`wanted` ≥ 1 free pages for `tenant`, or None when fewer are free."""
         if wanted > self.free:
             return None
+        if self._last is not None and len(self._last[0]) == wanted == self.free:
+            return self._hand_over(self._last, tenant)
+        self._put_away()
         pieces = self._take_pairs(wanted - wanted % 2)
         paired = sum([len(piece.pages) for piece in pieces])
         pieces += self._take_lone(wanted - paired)
@@ -86,7 +92,7 @@ class PagePool:
             pages = tuple([page for piece in pieces for page in piece.pages])
             tenants = tuple([each for piece in pieces for each in piece.tenants])
         scrub: tuple[int, ...] = ()
-        if tenants.count(tenant) + tenants.count(None) < wanted:
+        if not {tenant, None}.issuperset(tenants):
             scrub = tuple([page for page, last in zip(pages, tenants, strict=True) if last not in {None, tenant}])
         self.free -= wanted
         self._used[pages[0]] = pages, paired, tenant
@@ -96,10 +102,24 @@ class PagePool:
         """Frees the `pages` of an allotment; who takes them next must pass `fence` before writing."""
         known, paired, tenant = self._used.pop(pages[0], ((), 0, ""))
         assert known == pages, f"the pages {pages} are free already, or no allotment"
+        self._put_away()
         self.free += len(pages)
-        if paired:
-            self._freed.append(_Freed(pages[:paired], (tenant,) * paired, fence))
-        self._free_lone(pages[paired:], tenant, fence)
+        self._last = pages, paired, tenant, fence
+
+    def _hand_over(self, last: tuple[tuple[int, ...], int, str, Fence], tenant: str) -> Allotment:
+        """What came free last is all there is, and as much as is wanted: it goes from hand to hand."""
+        pages, paired, before, fence = last
+        self._used[pages[0]], self._last = (pages, paired, tenant), None
+        self.free = 0
+        return Allotment(pages, fence, () if before == tenant else pages)
+
+    def _put_away(self) -> None:
+        """What came free last, to the rest."""
+        if self._last is not None:
+            (pages, paired, tenant, fence), self._last = self._last, None
+            if paired:
+                self._freed.append(_Freed(pages[:paired], (tenant,) * paired, fence))
+            self._free_lone(pages[paired:], tenant, fence)
 
     def _take_pairs(self, wanted: int) -> list[_Freed]:
         """Up to so many pages, in ascending order of the pairs."""
@@ -117,8 +137,13 @@ class PagePool:
         pieces: list[_Freed] = []
         while wanted and self._lone:
             pages = tuple(islice(self._lone, wanted))
-            tenants, fences = zip(*map(self._lone.pop, pages), strict=True)
-            pieces.append(_Freed(pages, tenants, Fence.merged(fences)))
+            taken = list(map(self._lone.pop, pages))
+            tenant, fence = taken[0]
+            if all(map(is_, taken, repeat(taken[0]))):  # they came free together
+                pieces.append(_Freed(pages, (tenant,) * len(pages), fence))
+            else:
+                tenants, fences = zip(*taken, strict=True)
+                pieces.append(_Freed(pages, tenants, Fence.merged(fences)))
             wanted -= len(pages)
         if wanted:
             (pair,) = self._take_pairs(2)
@@ -151,6 +176,11 @@ def _in_order(pieces: Sequence[_Freed]) -> list[_Freed]:
 
 def runs(sources: Sequence[int], targets: Sequence[int]) -> list[Run]:
     """Page copies joined where both sides are neighbours: (first source page, first target page, how many)."""
+    steps, strides = _steps(sources), _steps(targets)
+    if len(sources) == len(targets) > 0 and (1 not in steps or 1 not in strides):  # none are
+        return list(zip(sources, targets, repeat(1)))
+    if len(sources) == len(targets) and steps == strides == {1}:  # all are
+        return [(sources[0], targets[0], len(sources))]
     found: list[Run] = []
     first = start = length = 0
     for source, target in zip(sources, targets, strict=True):
@@ -165,8 +195,15 @@ def runs(sources: Sequence[int], targets: Sequence[int]) -> list[Run]:
     return found
 
 
+def _steps(pages: Sequence[int]) -> set[int]:
+    """From each to the next."""
+    return set(map(sub, islice(pages, 1, None), pages))
+
+
 def halved(joined: Sequence[Run], pages: int) -> tuple[list[Run], list[Run]]:
     """Runs in two: those of the first `pages` pages, and the rest. One that lies across is cut."""
+    if joined and max(map(_LENGTH, joined)) == 1:
+        return list(joined[:pages]), list(joined[pages:])
     left = pages
     for index, (source, target, length) in enumerate(joined):
         if length > left:

@@ -15,19 +15,22 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from threading import Condition
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from adapterd.gpu_cache.admission import inadmissible
 from adapterd.gpu_cache.arrivals import Arrivals
 from adapterd.gpu_cache.asking import Desk, Images
 from adapterd.gpu_cache.claims import Claims
-from adapterd.gpu_cache.host.interface import AtHand, Failure, Image, Origin
+from adapterd.gpu_cache.host.interface import AtHand, Facts, Failure, Image, Origin
 from adapterd.gpu_cache.host.records import claim_of
 from adapterd.gpu_cache.lines import Lines
 from adapterd.gpu_cache.pins import no_room_to_prefetch, too_much_kept
 from adapterd.gpu_cache.records import Ask, Entry, LeaseRecord, LeaseState, Place, Purpose
 from adapterd.gpu_cache.vram_tier import VramTier
 from adapterd.loader.errors import Problem
+
+if TYPE_CHECKING:
+    from adapterd.loader.sources import Resolved
 
 
 class PlacementOwner(Protocol):
@@ -109,16 +112,26 @@ class Placement:
 
     def at_hand(self, record: LeaseRecord, here: AtHand) -> None:
         """The host holds for the lease's fetch what is not in VRAM: the lease takes its room now, if there is any."""
-        rows = zip(here.images, here.resolved, here.facts, strict=True)
-        facts = {(image.key, claim_of(resolved)): each for image, resolved, each in rows}
+        images: dict[Entry, Image] = {}
         for entry, resolved in record.claims:
-            each = facts.get((entry.key, claim_of(resolved)))  # None: it is in VRAM
-            problems = () if each is None else self._claims.known(entry, resolved, each, here.trust_changes)
+            found = _of(here, entry, resolved)
+            if found is None:  # it is in VRAM
+                continue
+            image, facts = found
+            problems = self._claims.known(entry, resolved, facts, here.trust_changes)
             if problems:
                 self._owner.fail(record, problems)
                 return
-        images = {image.key: image for image in here.images}
-        self._brought(record, {entry: images[entry.key] for entry in record.missing})
+            if not entry.claimed:
+                images[entry] = image
+        self._note(record, images)
+        if not self._next_in_turn(record):
+            self._stand_by(record)
+        elif not self._take_room(record, list(images)):
+            self.proceed(record)
+            if record.images:
+                self._park(record)
+        self._lock.notify_all()
 
     def advance(self) -> None:
         """Something came free, or came in: let those who wait for room try, in their order."""
@@ -151,6 +164,13 @@ class Placement:
             self._settle(record)
         self._owner.tidy(entry)
 
+    def _next_in_turn(self, record: LeaseRecord) -> bool:
+        """Whether room is all that a user's lease on one version lacks, and nobody waits whose turn is before."""
+        if self.lines or self.later or record.purpose is not Purpose.USE:
+            return False
+        one = len(record.entries) == len(record.images) == 1
+        return one and record.entries[0].rank <= self._max_rank and self._claims.hold(record)
+
     def _place(self, record: LeaseRecord) -> bool:
         """Whether the lease waits for room no longer: all that it misses has some now, or it is verified again."""
         if not self._claims.hold(record):
@@ -159,12 +179,17 @@ class Placement:
             self._park(record)
         missing = record.missing
         brief = record.purpose.brief
-        gives_way = brief and len(self.lines) > 1  # others wait for room, too
-        evicted = [] if not missing else None if gives_way else self._vram.make_room(record)
+        gives_way = brief and missing and len(self.lines) > 1  # others wait for room, too
+        placed = not gives_way and self._take_room(record, missing)
+        if brief and not placed:
+            self._owner.fail(record, (no_room_to_prefetch(record),))
+        return placed or brief
+
+    def _take_room(self, record: LeaseRecord, missing: Sequence[Entry]) -> bool:
+        """Whether there is room for what the lease is missing: then it has it, and the bytes come."""
+        evicted = self._vram.make_room(record, missing) if missing else []
         if evicted is None:
-            if brief:
-                self._owner.fail(record, (no_room_to_prefetch(record),))
-            return brief
+            return False
         for entry in missing:
             self._vram.claim(entry)
         self._grant(record, missing)
@@ -222,13 +247,29 @@ class Placement:
             self._brought(record, dict(zip(entries, outcome, strict=True)))
 
     def _brought(self, record: LeaseRecord, images: dict[Entry, Image]) -> None:
+        self._note(record, images)
+        if record.purpose is Purpose.TO_HOST:
+            self._owner.ended(record)
+        else:
+            self._stand_by(record)
+
+    def _note(self, record: LeaseRecord, images: dict[Entry, Image]) -> None:
+        """What the lease's fetch has brought."""
         record.images = images
         for entry, image in images.items():
             self.found[image.origin] += entry in record.unseen
             record.unseen.discard(entry)
-        if record.purpose is Purpose.TO_HOST:
-            self._owner.ended(record)
-            return
+
+    def _stand_by(self, record: LeaseRecord) -> None:
+        """Its bytes are here: it tries for room, in its turn."""
         self.fresh.append(record)
         self.proceed(record)
         self.stir()
+
+
+def _of(here: AtHand, entry: Entry, resolved: Resolved) -> tuple[Image, Facts] | None:
+    """What the host had at hand of that claim."""
+    for image, found, facts in zip(here.images, here.resolved, here.facts, strict=True):
+        if image.key == entry.key and claim_of(found) == claim_of(resolved):
+            return image, facts
+    return None

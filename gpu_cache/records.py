@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from adapterd.gpu_cache.composition import Asked, Component
 from adapterd.gpu_cache.fences import OPEN, Fence, Readers
@@ -55,7 +55,7 @@ class Purpose(StrEnum):
     @property
     def brief(self) -> bool:
         """It ends by itself."""
-        return self in {Purpose.PREFETCH, Purpose.TO_HOST}
+        return self is Purpose.PREFETCH or self is Purpose.TO_HOST
 
 
 class LeaseState(StrEnum):
@@ -86,8 +86,7 @@ class Hold:
     left: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How an entry's bytes get into VRAM: the image, and who holds it."""
 
     image: Image
@@ -118,6 +117,7 @@ class Entry:
         scrubbing, scrubbed: if it was revoked, that its pages are going to be zeroed, or are enqueued to be.
         used: since it has its room, a lease was on it that was no prefetch.
         last_used: tick.
+        spot: its place among those that nobody holds (`idle`): the tick by which it is listed, and a number.
     """
 
     key: VersionKey
@@ -143,6 +143,7 @@ class Entry:
     scrubbed: bool = False
     used: bool = False
     last_used: int = 0
+    spot: tuple[int, int] | None = None
 
     @property
     def place(self) -> Place:
@@ -223,12 +224,12 @@ class LeaseRecord:
 
     @property
     def live(self) -> bool:
-        return self.state not in {LeaseState.FAILED, LeaseState.RELEASED}
+        return self.state is not LeaseState.FAILED and self.state is not LeaseState.RELEASED
 
     @property
     def queued(self) -> bool:
         """It waits for others or for memory."""
-        return self.state in {LeaseState.RESOLVING, LeaseState.WAITING}
+        return self.state is LeaseState.RESOLVING or self.state is LeaseState.WAITING
 
     @property
     def settled(self) -> bool:

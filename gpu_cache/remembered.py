@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from adapterd.gpu_cache.host.interface import Facts
 from adapterd.gpu_cache.host.records import Claim, Verified
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from adapterd.loader.sources import Resolved
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     facts: Facts
     rank: int
     verified: dict[Claim, Verified]

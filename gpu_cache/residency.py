@@ -16,6 +16,7 @@ from adapterd.gpu_cache.host.records import Claim, claim_of
 from adapterd.gpu_cache.records import Entry, LeaseRecord, Place, Purpose
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.identity import BasePin, Ref, VersionKey
+from adapterd.loader.manifest import Manifest
 
 if TYPE_CHECKING:
     from adapterd.loader.sources import Resolved
@@ -91,12 +92,12 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._known) + len(self._aliases)
 
-    def verified(self, key: VersionKey, resolved: Resolved, facts: Facts) -> int:
-        """A claim was found to hold: the largest rank of the version's modules."""
-        known = self._known.get(key) or Known(max((m.rank for m in facts.manifest.modules), default=0))
+    def verified(self, key: VersionKey, resolved: Resolved, manifest: Manifest, publisher: str | None) -> int:
+        """A claim was found to hold, signed by that key: the largest rank of the version's modules."""
+        known = self._known.get(key) or Known(max((m.rank for m in manifest.modules), default=0))
         claim = claim_of(resolved)
-        if known.claims.get(claim, "") != facts.publisher:
-            self._known[key] = known.claiming({**known.claims, claim: facts.publisher})
+        if known.claims.get(claim, "") != publisher:
+            self._known[key] = known.claiming({**known.claims, claim: publisher})
             self._prune()
         return known.rank
 

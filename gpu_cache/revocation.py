@@ -67,6 +67,10 @@ class Refusals:
     def __init__(self) -> None:
         self._by: dict[tuple[str, str], dict[Revocation, Revocation]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return bool(self._by)
+
     def add(self, revocation: Revocation) -> bool:
         """False if it is known."""
         known = self._by.setdefault(_place(revocation), {})
@@ -81,6 +85,8 @@ class Refusals:
 
     def refusal(self, resolved: Resolved, key_id: str | None) -> Problem | None:
         """Why the version is not served, if it is not."""
+        if not self:
+            return None
         claim = resolved.adapter, resolved.version_number
         for revocation in self._about(resolved.tenant, (resolved.version_digest, resolved.adapter, key_id)):
             if revocation.fits(resolved.version_digest, claim, key_id):

@@ -46,12 +46,19 @@ class Shelf:
             self._claims.remind(found)
         return found
 
+    def rest(self, entry: Entry) -> None:
+        """Nobody holds it any more: what is here of it may go when room is needed."""
+        if entry.copied and not entry.dead:
+            self._vram.idle.add(entry)
+
     def tidy(self, entry: Entry) -> None:
         """Gives back what an entry holds for nobody. Does nothing while anything is in flight for it."""
         if not entry.waiting:
             self._claims.let_go(entry)
         if entry.claimed and entry.resident is None and not entry.holders:
             self._arrivals.cancel(entry)
+        if entry.spot is None and not entry.holders:
+            self.rest(entry)
         if entry.wanted or entry.in_flight:
             return
         if entry.dead and entry.resident is not None:

@@ -9,36 +9,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from adapterd.gpu_cache.admission import short_cut
 from adapterd.gpu_cache.arrivals import Arrivals, Loads
 from adapterd.gpu_cache.asking import Desk
 from adapterd.gpu_cache.budgets import queue_full
 from adapterd.gpu_cache.claims import Claims
-from adapterd.gpu_cache.composition import normalise
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.copies import CopyQueue
 from adapterd.gpu_cache.device import Device
-from adapterd.gpu_cache.host.interface import AtHand, Failure, Host, Origin
+from adapterd.gpu_cache.host.interface import Host, Origin
 from adapterd.gpu_cache.placement import Placement
-from adapterd.gpu_cache.records import Ask, Cause, Entry, LeaseRecord, LeaseState, Purpose
+from adapterd.gpu_cache.records import Cause, Entry, LeaseRecord, LeaseState
 from adapterd.gpu_cache.remembered import Remembered
 from adapterd.gpu_cache.residency import Ledger
 from adapterd.gpu_cache.revocation import Refusals, Scrubber
 from adapterd.gpu_cache.shelf import Shelf
 from adapterd.gpu_cache.slabs import SlabTensors
+from adapterd.gpu_cache.versions import Versions
 from adapterd.gpu_cache.vram_tier import VramTier
-from adapterd.gpu_cache.warm import WarmLeases, plain
-from adapterd.loader.errors import AdapterdError, Problem
+from adapterd.gpu_cache.warm import Meaning, WarmLeases, plain
+from adapterd.loader.errors import Problem
 from adapterd.loader.identity import VersionKey
 
 if TYPE_CHECKING:
     from adapterd.loader.base_model import BaseSpec
-    from adapterd.loader.identity import Ref
-    from adapterd.loader.sources import Resolved
 
 
 class Stager:
@@ -60,7 +56,7 @@ class Stager:
     ) -> None:
         """Args: over: called with the lock held when a lease that ends by itself has ended: it may be released."""
         self._config, self.base = config, base
-        self._lock, self._copies, self._refusals, self._over = lock, copies, refusals, over
+        self._lock, self._copies, self._over = lock, copies, over
         self.ledger = Ledger(lambda: {*self.entries, *host.usage().images, *(each.key for each in self.shelf.given_up)})
         self.desk = Desk(host, slabs, lock, self._answered)
         self.remembered = Remembered(2 * config.max_residents, lambda: host.usage().images)
@@ -78,6 +74,7 @@ class Stager:
             entries=self.entries.values,
             owner=self,
         )
+        self._versions = Versions(self.desk, self.shelf, self.ledger, self.remembered, refusals, self._placement, self)
         self._queued: Counter[str] = Counter()
         self._ended: list[LeaseRecord] = []
         self._tick = 0
@@ -97,25 +94,18 @@ class Stager:
 
     # Leases
 
-    def admit(self, record: LeaseRecord, problems: tuple[Problem, ...] = ()) -> None:
+    def admit(self, record: LeaseRecord, problems: tuple[Problem, ...] = (), meaning: Meaning | None = None) -> None:
         """Starts a lease. What it names is looked up by the host, unless that is known, or pinned and here."""
         self._queued[record.tenant] += 1
         if problems:
             self.fail(record, problems)
             return
-        refs = [asked.ref for asked in record.asked]
-        known = record.resolved or short_cut(record.asked, record.tenant, record.base, self.entries)
-        if known is not None:
-            self._attach(record, known)
-        elif (here := self._at_hand(record, refs)) is not None:
-            self._attach(record, here.resolved, here)
-        elif (remembered := self.remembered.resolved(refs, record.tenant, record.base)) is not None:
-            self._attach(record, remembered)
+        self._versions.seek(record, meaning)
         most = self._config.tenants.get(record.tenant, self._config.default_budget).max_waiting
         if self._queued[record.tenant] > most:
             self.fail(record, (queue_full(record.tenant, most),))
         elif record.state is LeaseState.RESOLVING:
-            record.lookup = self.desk.resolve(refs, record.tenant, partial(self._resolved, record))
+            self._versions.ask(record)
 
     def warm(self, seen: WarmLeases, record: LeaseRecord, wish: object) -> bool:
         """Whether a new lease could be made ready the short way."""
@@ -138,6 +128,8 @@ class Stager:
             record.state = LeaseState.RELEASED
             for entry in record.entries:
                 del entry.holders[record.seq]
+                if entry.spot is None and not entry.holders:
+                    self.shelf.rest(entry)
             if self._placement.lines:
                 self.advance()
             return
@@ -232,60 +224,6 @@ class Stager:
 
     def ended(self, record: LeaseRecord) -> None:
         self._ended.append(record)
-
-    # From REFs to versions
-
-    def _attach(self, record: LeaseRecord, found: Sequence[Resolved], here: AtHand | None = None) -> None:
-        """The lease knows its versions now; `here`, if that is how."""
-        if not self._enter(record, found):
-            return
-        if here is None and (missing := record.missing):
-            here = self._at_hand(record, [each for entry, each in record.claims if entry in missing])
-        if here is None:
-            self.proceed(record)
-        else:
-            self._placement.at_hand(record, here)
-
-    def _at_hand(self, record: LeaseRecord, wanted: Sequence[Ref] | Sequence[Resolved]) -> AtHand | None:
-        """If the host has all of it at hand, the lease's fetch is done with that."""
-        found = None if record.purpose is Purpose.TO_HOST else self.desk.at_hand(wanted, record.tenant)
-        if found is None:
-            return None
-        record.fetch, here = found
-        return here
-
-    def _enter(self, record: LeaseRecord, found: Sequence[Resolved]) -> bool:
-        """Whether it may be had: then the lease waits for these versions."""
-        record.resolved = tuple(found)
-        keys = [VersionKey(record.tenant, record.base, each.version_digest) for each in found]
-        for key, each in zip(keys, found, strict=True):
-            refusal = self._refusals.refusal(each, self.ledger.publisher(key, each))
-            if refusal is not None:
-                self.fail(record, (refusal,))
-                return False
-        try:
-            record.components = normalise(zip(keys, (a.weight for a in record.asked), strict=True))
-        except AdapterdError as failure:
-            self.fail(record, failure.problems)
-            return False
-        chosen = {c.key: self.shelf.entry(c.key) for c in record.components}
-        record.entries = tuple(chosen.values())
-        pairs = zip(keys, found, strict=True)
-        record.claims = tuple((chosen[key], each) for key, each in pairs if key in chosen)
-        self._placement.enter(record)
-        self.touch(record.entries)
-        return True
-
-    def _resolved(self, record: LeaseRecord, ask: Ask, outcome: tuple[Resolved, ...] | Failure) -> None:
-        if record.lookup is not ask or not record.live:
-            return
-        record.lookup = None
-        if isinstance(outcome, Failure):
-            self.fail(record, outcome.problems)
-            return
-        for asked, found in zip(record.asked, outcome, strict=True):
-            self.ledger.named(asked.ref, VersionKey(record.tenant, record.base, found.version_digest))
-        self._attach(record, outcome)
 
     def _detach(self, record: LeaseRecord) -> None:
         self.desk.let_go(record.lookup)

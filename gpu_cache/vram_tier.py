@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from adapterd.gpu_cache.budgets import Budget, slot_shares
 from adapterd.gpu_cache.config import CacheConfig
 from adapterd.gpu_cache.device import Device
-from adapterd.gpu_cache.eviction import Candidate, GuardedPolicy, Policy, pages_wanted, plan_evictions, slots_wanted
-from adapterd.gpu_cache.fences import OPEN, Fence, Readers
+from adapterd.gpu_cache.eviction import (
+    Candidate,
+    GuardedPolicy,
+    Listed,
+    Order,
+    Policy,
+    pages_wanted,
+    plan_in_order,
+    slots_wanted,
+)
+from adapterd.gpu_cache.fences import OPEN, Readers
+from adapterd.gpu_cache.idle import Idle, IdleOrder, may_go
 from adapterd.gpu_cache.pages import Allotment, PagePool
 from adapterd.gpu_cache.records import Cause, Entry, LeaseRecord
 from adapterd.gpu_cache.slots import Resident, SlotTable
@@ -29,6 +40,7 @@ class VramTier:
         self.slot_shares = slot_shares(config.max_residents, self.budget)
         self.evictions: Counter[Cause] = Counter()
         self.changes = 0  # of the place of any adapter
+        self.idle = Idle()
         self._claimed: dict[int, Entry] = {}
         self._pool = PagePool(config.vram_pages)
         self.arena: torch.Tensor = device.allocate_arena(config.vram_pages * config.page_bytes)
@@ -38,23 +50,19 @@ class VramTier:
         """Those that are found no more and still have their room."""
         return [entry for entry in self._claimed.values() if entry.dead]
 
-    def make_room(self, record: LeaseRecord) -> list[Entry] | None:
-        """Makes room for all that `record` misses: who was evicted for it, or None if it must wait.
+    def make_room(self, record: LeaseRecord, missing: Sequence[Entry]) -> list[Entry] | None:
+        """Makes room for all that `record` is missing: who was evicted for it, or None if it must wait.
 
         All or nothing: a lease never holds half of its pages while it waits.
         """
-        missing, tenant = record.missing, record.tenant
-        wants = (
-            pages_wanted(self.budget, sum(entry.pages for entry in missing)),
-            slots_wanted(self.slot_shares, len(missing)),
-        )
-        if all(want.shares.may_take(tenant, want.amount, want.shares.used) for want in wants):
-            return []
-        free = _evictable(self._claimed.values(), record)
-        candidates = [Candidate(e.key, e.resident.layout.n_pages, e.last_used) for e in free if e.resident is not None]
-        entries = dict(zip(map(id, candidates), free, strict=True))
-        victims = plan_evictions(self.policy, tenant, wants, candidates)
-        return None if victims is None else [self._evicted(entries[id(v)]) for v in victims]
+        tenant, pages, slots = record.tenant, sum([entry.pages for entry in missing]), len(missing)
+        if self.budget.guarantees or self.policy.own or len(self.budget.used) > 1:
+            wants = pages_wanted(self.budget, pages), slots_wanted(self.slot_shares, slots)
+            victims = plan_in_order(partial(self._order, record), tenant, wants)
+        else:  # there is nobody's share to spare: whoever goes first will do
+            lacking = pages - self.budget.room(tenant), slots - self.slot_shares.room(tenant)
+            victims = self.idle.first(record, *lacking)
+        return None if victims is None else [self._evicted(victim) for victim in victims]
 
     def claim(self, entry: Entry) -> None:
         """The room becomes `entry`'s, before its bytes are here; `make_room` has said yes.
@@ -91,7 +99,8 @@ class VramTier:
         assert resident is not None
         assert entry.copied
         assert not entry.tickets
-        self._pool.give_back(resident.pages, Fence.merged((entry.copied_by, entry.readers.fence())))
+        self.idle.remove(entry)
+        self._pool.give_back(resident.pages, entry.readers.fence(behind=entry.copied_by))
         self.slots.give_back(resident.slot)
         entry.resident, entry.copied, entry.copied_by = None, False, OPEN
         entry.joined, entry.readers = None, Readers()
@@ -105,17 +114,15 @@ class VramTier:
         entry.claimed = False
         self.changes += 1
 
+    def _order(self, record: LeaseRecord) -> Order[Entry]:
+        """Who may go for its sake: as it is kept, or all of them as a policy of somebody's own says."""
+        if not self.policy.own:
+            return IdleOrder(self.idle, record)
+        free = [entry for entry in self._claimed.values() if may_go(entry, record)]
+        candidates = [Candidate(entry.key, entry.pages, entry.last_used) for entry in free]
+        entries = dict(zip(map(id, candidates), free, strict=True))
+        return Listed([entries[id(candidate)] for candidate in self.policy.order(candidates)])
+
     def _evicted(self, entry: Entry) -> Entry:
         self.evict(entry, Cause.ROOM)
         return entry
-
-
-def _evictable(entries: Iterable[Entry], record: LeaseRecord) -> list[Entry]:
-    """Resident, nobody has a claim on it (I12), no step reads it, no lease that goes before `record` wants it.
-
-    A prefetch may take only what its own tenant had prefetched before, and what nobody has used since.
-    """
-    free = [e for e in entries if e.copied and not (e.dead or e.holders or e.tickets)]
-    if record.purpose.brief:
-        free = [e for e in free if not e.used and e.key.tenant == record.tenant]
-    return [e for e in free if not (e.waiting and e.spared_for(record))]

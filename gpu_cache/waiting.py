@@ -8,8 +8,12 @@ from adapterd.gpu_cache.cache_books import CacheBooks
 from adapterd.gpu_cache.records import LeaseRecord
 from adapterd.loader.errors import Code, error
 
-LOOK_SECONDS = 50e-6
-"""How often one of the threads that wait for leases looks at copies that are on their way, while no step runs."""
+LOOK_SECONDS = 10e-6
+"""How often one of the threads that wait for leases looks at copies, while no step runs. It sleeps as long as none can
+have landed.
+"""
+OVERSLEPT_SECONDS = 60e-6
+"""By so much sleeping takes longer than asked for (Linux: `timerslack_ns` is 50 µs)."""
 WAIT_COPY_SECONDS = 0.001
 """How often the others do, and all of them while steps run, which notice copies themselves."""
 WAIT_SECONDS = 0.05
@@ -54,16 +58,20 @@ class Waiting(CacheBooks):
         """Whether a step is open, or has not executed."""
         return self._steps > 0 or not (self._last_step is None or self._last_step.done())
 
+    @property
+    def _looks_often(self) -> bool:
+        """Whether who waits for a lease now is the one who looks for all."""
+        return self._copies.busy and not (self._looked_at or self._stepping)
+
     def _patience(self) -> float:
         """Seconds until who waits for a lease looks again. One of them looks often, and wakes the rest."""
-        if not self._copies.busy:
-            return WAIT_SECONDS
-        return WAIT_COPY_SECONDS if self._looked_at or self._stepping else LOOK_SECONDS
+        if self._looks_often:
+            return min(WAIT_SECONDS, max(LOOK_SECONDS, self._copies.soonest() - OVERSLEPT_SECONDS))
+        return WAIT_COPY_SECONDS if self._copies.busy else WAIT_SECONDS
 
     def _wait(self, seconds: float) -> None:
         """Until something has happened, or may have."""
-        patience = self._patience()
-        often = patience == LOOK_SECONDS
+        often, patience = self._looks_often, self._patience()
         self._looked_at = self._looked_at or often
         try:
             self._lock.wait(min(seconds, patience))

@@ -1,8 +1,11 @@
-"""The short way to a lease: what the last one of the same wish came to, if all of that still holds.
+"""Short ways to a lease: what the last one of the same wish came to, if all of that still holds.
 
 Nothing is decided here. The stager has decided it for an earlier lease on the same pinned version: which entry it
 is, that its claim holds, that it is in VRAM. What could have changed since is looked at; if any of it has, the
 lease goes the long way. So this may be left out at any time, and the answers stay the same.
+
+What a wish for a pinned version means stays the same also when that has left VRAM. So it need not be read and put
+together again; whether it may be had is asked and decided anew.
 """
 
 from __future__ import annotations
@@ -33,6 +36,15 @@ class _Seen:
     claim: tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a REF that names a digest came to: one version, as the host has found it."""
+
+    asked: tuple[Asked, ...]
+    resolved: tuple[Resolved, ...]
+    components: tuple[Component, ...]
+
+
 class WarmLeases:
     """Guarded by the cache's lock.
 
@@ -43,6 +55,7 @@ class WarmLeases:
     def __init__(self, most: int) -> None:
         self._most = most
         self._seen: dict[tuple[str, str | int], _Seen] = {}
+        self._meanings: dict[tuple[str, str], Meaning] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -51,12 +64,18 @@ class WarmLeases:
         """Whether `fill` has something to look at."""
         return isinstance(wish, str | int) and (tenant, wish) in self._seen
 
+    def meaning(self, tenant: str, wish: object, base: BasePin) -> Meaning | None:
+        """What the wish means for that base, if it is known."""
+        found = self._meanings.get((tenant, wish)) if isinstance(wish, str) else None
+        return found if found is not None and found.components[0].key.base is base else None
+
     def remember(self, wish: object, record: LeaseRecord) -> None:
         """What a lease came to, if it is of the kind that can be had the short way again.
 
         Args:
             wish: a REF that names a digest; or the number of the lease by which a route holds its current version.
         """
+        self._understand(wish, record)
         one = len(record.asked) == len(record.entries) == len(record.residents) == 1
         ready = record.state is LeaseState.READY and record.components is not None
         if not isinstance(wish, str | int) or not one or not ready:
@@ -73,6 +92,13 @@ class WarmLeases:
             record.base, record.asked, record.resolved, record.components, record.claims, record.residents,
             entry, verified, claim,
         )  # fmt: skip
+
+    def _understand(self, wish: object, record: LeaseRecord) -> None:
+        if not isinstance(wish, str) or not record.components or not is_pinned(record.asked[0].ref):
+            return
+        if len(self._meanings) >= self._most:
+            self._meanings.clear()
+        self._meanings[record.tenant, wish] = Meaning(record.asked, record.resolved, record.components)
 
     def fill(self, record: LeaseRecord, wish: object, trust_changes: int, tick: int) -> bool:
         """Makes `record`, a new lease on `wish`, ready and has it pin. False, and nothing done, if it is not known."""

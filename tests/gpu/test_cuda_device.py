@@ -160,6 +160,26 @@ def test_what_does_not_arrive_is_found_out() -> None:
     assert found.value.code is Code.DEVICE_ERROR
 
 
+def test_a_stream_of_the_devices_own_does_not_wait_for_itself() -> None:
+    waited: list[tuple[int, int]] = []
+
+    class Counting(TorchDriver):
+        def wait(self, stream: int, event: int) -> None:
+            waited.append((stream, event))
+            super().wait(stream, event)
+
+    device = CudaDevice(0, Counting(0))
+    first, second = device.new_stream(), device.new_stream()
+    mark = device.record(first)
+    device.wait(first, mark)
+    assert waited == []
+    device.wait(second, mark)
+    device.wait(device.compute, mark)
+    device.wait(device.compute, device.record(device.compute))
+    assert [stream for stream, _ in waited] == [second, device.compute, device.compute]
+    device.close()
+
+
 def test_a_refused_call_leaves_no_error_behind() -> None:
     nobodys = mmap.mmap(-1, PAGE)
     address = torch.frombuffer(nobodys, dtype=torch.uint8).data_ptr()

@@ -7,36 +7,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from adapterd.gpu_cache import AdapterCache, LeaseState
+from adapterd.gpu_cache import LeaseState
 from adapterd.gpu_cache.host.host_cache import HostCache
 from adapterd.gpu_cache.host.interface import AtHand, Origin
 from adapterd.gpu_cache.host.tier import PlainSlab
 from adapterd.gpu_cache.revocation import Revocation
 from adapterd.loader.errors import Code
-from fakes.adapters import PAGE_BYTES, Published, wrong_pages
+from fakes.adapters import PAGE_BYTES, wrong_pages
+from fakes.at_hand import in_host_memory, second_cache, state
 from fakes.cache_world import World
-from fakes.devices import SimulatedDevice
-
-
-def in_host_memory(world: World, name: str, pages: int = 2, **published: object) -> Published:
-    """Verified and packed, and in VRAM no more."""
-    version = world.loader.publish(name, pages, **published)  # type: ignore[arg-type]
-    world.ready(name).release()
-    with world.cache._lock:
-        world.cache._stager.shelf.evict(world.cache._stager.entries[version.resolved.key])
-    world.device.drain()
-    world.loader.calls.clear()
-    return version
-
-
-def second_cache(world: World) -> AdapterCache:
-    """Of another worker, over the same host."""
-    cache = world.cache
-    return AdapterCache(cache.config, base=cache.base, host=cache._host, device=SimulatedDevice())
-
-
-def state(lease: object) -> LeaseState:
-    return lease.record.state  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize("together", [False, True])

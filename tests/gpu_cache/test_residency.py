@@ -9,11 +9,10 @@ import pytest
 
 from adapterd.gpu_cache import AdapterCache, Place
 from adapterd.gpu_cache.host.host_cache import HostCache
-from adapterd.gpu_cache.host.interface import Facts, HostUsage
+from adapterd.gpu_cache.host.interface import HostUsage
 from adapterd.gpu_cache.residency import LEAST_LIMIT, Ledger
 from adapterd.gpu_cache.whereabouts import whereabouts
 from adapterd.loader.identity import Ref, VersionKey
-from adapterd.loader.layout import Layout
 from adapterd.loader.manifest import Manifest
 from fakes.adapters import PAGE_BYTES, MemoryLoader, make_base
 from fakes.cache_world import World
@@ -115,8 +114,7 @@ def loader() -> MemoryLoader:
 def noted(ledger: Ledger, loader: MemoryLoader, name: str, publisher: str | None = None) -> VersionKey:
     version = loader.publish(name)
     key = version.resolved.key
-    facts = Facts(Manifest(version.resolved.base, (), ()), Layout(PAGE_BYTES, "F32", 1, ()), publisher)
-    ledger.verified(key, version.resolved, facts)
+    ledger.verified(key, version.resolved, Manifest(version.resolved.base, (), ()), publisher)
     ledger.named(Ref.parse(name), key)
     return key
 

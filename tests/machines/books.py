@@ -68,6 +68,7 @@ class Books:
     def check(self) -> None:
         self._check_pages()
         self._check_pins()
+        self._check_idle()
         self._check_slots(self.residents)
         self._check_statistics()
 
@@ -95,6 +96,15 @@ class Books:
             assert not entry.holders or entry.claimed, "evicted though a lease has it"
             assert not entry.tickets or entry.resident is not None, "evicted though a step reads it"
             assert all(r.live for r in (*entry.holders.values(), *entry.waiting.values())), "a dead lease holds on"
+
+    def _check_idle(self) -> None:
+        """Whoever may go is found when room is needed, and nobody is listed who is not there."""
+        listed = {id(entry) for line in self._vram.idle._lines.values() for entry in line}
+        assert listed <= {id(entry) for entry in self._roomed}, "listed, and has no room"
+        for entry in self._roomed:
+            assert (entry.spot is not None) == (id(entry) in listed)
+            if entry.copied and not (entry.holders or entry.dead):
+                assert id(entry) in listed, "nobody holds it, and it would never go"
 
     def _check_slots(self, residents: list[Resident]) -> None:
         """Generations only grow; a slot's generation names one use of it, for ever."""

@@ -92,7 +92,7 @@ def test_guards_are_looked_for_where_books_are_kept() -> None:
         ("gpu_cache/engine/tables.py", "currency", ".generation"),
         ("gpu_cache/budgets.py", "count", "self.used[tenant] -= "),
         ("gpu_cache/pages.py", "count", "self._freed.append("),
-        ("gpu_cache/vram_tier.py", "guard", ".holders"),
+        ("gpu_cache/idle.py", "guard", ".holders"),
     ],
 )
 def test_the_known_ones_are_among_them(path: str, kind: str, text: str) -> None:
