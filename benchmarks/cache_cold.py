@@ -1,9 +1,10 @@
 """C2: cold loads. From a verified store in the page cache: verified, hashed, packed, copied, ready.
 
 Signed and admitted adapters of 84 MB; arena and slab hold one each, so with three in turn every acquire is
-cold. In the first form the tensors are packed from the safetensors file; in the packed form the store has kept
-the packed bytes (`store_key`). Held against the slowest of read, hash, pack and copy alone, and against
-safetensors' own `load_file` onto the device, which verifies nothing.
+cold. In the first form the tensors are hashed in, and packed from, the safetensors file; in the packed form the store
+has kept the packed bytes under its own MACs (`store_key`), so that they are read and checked, and not hashed. Held
+against the slowest of read, hash, pack and copy alone, and against safetensors' own `load_file` onto the device, which
+verifies nothing.
 
 A worker keeps in memory what it read of a version's structure (manifest, layout); so the loads of a worker that
 never read the version, but finds it in its store, are told apart.

@@ -15,9 +15,9 @@ from benchmarks.cache_common import Bench, repeated, summary
 from adapterd.loader.base_model import BaseSpec
 from adapterd.loader.checks import examine_path
 from adapterd.loader.image import PackedImage
-from adapterd.loader.layout import plan_layout
 from adapterd.loader.parallel import for_each
 from adapterd.loader.placing import MOST_TURNED, placings
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.trust.chunks import CHUNK_BYTES
 
 THREADS = 8

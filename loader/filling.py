@@ -16,6 +16,7 @@ from adapterd.loader.limits import Limits
 from adapterd.loader.pack import pack
 from adapterd.loader.packed import PackedForm
 from adapterd.loader.parallel import Helpers, default_threads
+from adapterd.loader.seal import Seal
 from adapterd.loader.store_folder import Entry, StoreFolder
 from adapterd.loader.store_key import StoreKey
 from adapterd.loader.store_room import Room
@@ -28,12 +29,11 @@ class Filled:
 
     Attributes:
         origin: where the bytes were when the version was asked for.
-        chunks: SHA-256 of each MiB of the packed form, made as it was packed, for `keep_packed`; empty where
-            nothing is to be kept.
+        seal: of the packed form, made as it was packed, for `keep_packed`; None where nothing is to be kept.
     """
 
     origin: Literal["downloaded", "disk", "packed"]
-    chunks: tuple[str, ...] = ()
+    seal: Seal | None = None
 
 
 class Filler:
@@ -58,25 +58,24 @@ class Filler:
         if form is not None and form.read(image, threads, self._helpers):
             return Filled("packed")
         self._pack(stored, layout, out, threads)
-        chunks = () if form is None else image.chunk_digests(threads, self._helpers)
-        return Filled(stored.source, chunks)
+        return Filled(stored.source, None if form is None else form.sealed(image, threads, self._helpers))
 
     def keep(self, stored: StoredVersion, layout: Layout, filled: Filled, out: Memory) -> bool:
         """`VerifiedStore.keep_packed`."""
         form, name = self._form(stored, layout), stored.key.path_digest()
-        if form is None or not filled.chunks:
+        if form is None or filled.seal is None:
             return False
         entry, kept = self._folder.entry(name), False
         # Neither a full disk nor a store without room is a failure of the load: it has its bytes.
         with suppress(OSError, Unavailable), self._folder.held(name) as mine:
             if mine and entry.mark_path.exists():
-                kept = self._write(form, entry, PackedImage(layout, out), filled.chunks)
+                kept = self._write(form, entry, PackedImage(layout, out), filled.seal)
         return kept
 
-    def _write(self, form: PackedForm, entry: Entry, image: PackedImage, chunks: tuple[str, ...]) -> bool:
+    def _write(self, form: PackedForm, entry: Entry, image: PackedImage, seal: Seal) -> bool:
         try:
             self._room.reserve(entry, image.nbytes, _go_on)
-            form.write(image, chunks)
+            form.write(image, seal)
         finally:
             self._room.record(entry)
         return True

@@ -7,16 +7,18 @@ import hmac
 import os
 import re
 import secrets
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from adapterd.loader.disk import storage_code
 from adapterd.loader.errors import Code, error
+from adapterd.loader.parts import write_whole
 from adapterd.loader.regular_file import NotRegular, open_regular
 
 _TEXT = re.compile(rb"adapterd\.store-key/1 ([0-9a-f]{64})\n")
 _LENGTH = 32
 _CONTEXT = b"adapterd.store/1\n"
+_DERIVED = b"adapterd.store-derived/1\n"
 
 
 class StoreKey:
@@ -39,7 +41,7 @@ class StoreKey:
         Raises:
             Failed: SETTINGS_INVALID if it is there all the same.
             Untrusted: TRUST_FILE_INVALID if it is no key file, or if others than its owner may read it.
-            Unavailable: STORAGE_UNAVAILABLE if it cannot be made.
+            Unavailable: STORAGE_FULL, STORAGE_UNAVAILABLE if it cannot be made.
         """
         if outside is not None and path.resolve().is_relative_to(outside.resolve()):
             raise error(
@@ -48,13 +50,14 @@ class StoreKey:
             )  # fmt: skip
         try:
             if not path.exists():
-                _make(path, f"adapterd.store-key/1 {secrets.token_hex(_LENGTH)}\n".encode())
+                with suppress(FileExistsError):  # of two that make it at once, the second takes the first one's
+                    write_whole(path, f"adapterd.store-key/1 {secrets.token_hex(_LENGTH)}\n".encode())
             with open_regular(path) as file:
                 data, mode = file.read(1024), os.fstat(file.fileno()).st_mode
         except NotRegular as e:
             raise error(Code.TRUST_FILE_INVALID, str(path), "is no regular file", "Name another place.") from e
         except OSError as e:
-            raise error(Code.STORAGE_UNAVAILABLE, str(path), f"no key file can be used there: {e.strerror}") from e
+            raise error(storage_code(e), str(path), f"no key file can be used there: {e.strerror}") from e
         if mode & 0o077:
             raise error(
                 Code.TRUST_FILE_INVALID, str(path), f"others may read it (mode {mode & 0o777:04o})",
@@ -69,20 +72,10 @@ class StoreKey:
         """HMAC-SHA256 (hex)."""
         return hmac.new(self._secret, _CONTEXT + data, hashlib.sha256).hexdigest()
 
+    def derived(self, about: bytes) -> bytes:
+        """A key of 32 bytes for one purpose: says nothing about this one or those for others."""
+        return hmac.new(self._secret, _DERIVED + about, hashlib.sha256).digest()
+
     def made(self, mac: str, data: bytes) -> bool:
         """Whether `mac` was made of `data` with this key."""
         return hmac.compare_digest(self.mac(data).encode(), mac.encode())
-
-
-def _make(path: Path, data: bytes) -> None:
-    """mkstemp makes the file 0600 from the start; a link, unlike a rename, leaves one that came first alone."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        Path(name).unlink()

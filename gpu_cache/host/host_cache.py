@@ -147,16 +147,15 @@ class HostCache:
         with self._lock:
             trust_changes = self._loader.trust_changes
             found = [self._entries.here(each, tenant, serving or self._serving) for each in wanted]
-            pairs = [pair for pair in found if pair is not None]
-            known = all(self._verifier.knows(entry, resolved) for entry, resolved in pairs)
-            if self._requests.closed or len(pairs) < len(wanted) or not known:
+            pairs = [pair for pair in found if pair is not None and self._verifier.knows(*pair)]
+            if self._requests.closed or len(pairs) < len(wanted):
                 return None
-            entries, resolved = zip(*pairs, strict=True) if pairs else ((), ())
+            entries, resolved = tuple([entry for entry, _ in pairs]), tuple([each for _, each in pairs])
             request = Fetching(self._requests.next(), tenant, None, 0, entries, resolved)
             self._requests.hold(request)
             for entry in entries:
                 self._entries.touch(entry)
-            facts = tuple(entry.facts(each) for entry, each in pairs)
+            facts = tuple([entry.facts(each) for entry, each in pairs])
             return AtHand(request.number, resolved, facts, self._packer.hold(request), trust_changes)
 
     def deliver(self, most: int | None = None) -> None:

@@ -17,7 +17,7 @@ from adapterd.loader.errors import Code, error
 from adapterd.loader.identity import BasePin, VersionKey
 from fakes.devices import COPY_STREAMS, POISON, DefectiveDevice, SimulatedDevice, SimulatedEvent
 
-PAGE, ARENA, SLAB = 16, 16, 64
+PAGE, ARENA, SLAB = 16, 16, 80
 SEEDS = range(40)
 BASE = BasePin("tests/tiny", "a" * 40, "b" * 64)
 
@@ -127,19 +127,22 @@ def test_each_stream_gets_half_of_each_piece_as_one_batch_behind_the_whole_fence
     }
 
 
-def test_of_many_pages_the_first_go_ahead_so_that_the_link_is_busy_at_once() -> None:
-    f = Fixture(_Log(SimulatedDevice()), arena=64)
-    transfer = f.add(range(20), range(0, 40, 2))
+@pytest.mark.parametrize(("pages", "pieces"), [(16, [16]), (17, [8, 9]), (72, [8, 64]), (80, [8, 32, 40])])
+def test_of_many_pages_a_few_go_ahead_so_that_the_link_is_busy_meanwhile(pages: int, pieces: list[int]) -> None:
+    f = Fixture(_Log(SimulatedDevice()), arena=2 * pages)
+    transfer = f.add(range(pages), range(0, 2 * pages, 2))
     f.queue.issue(None)
-    first, second = ([f"{i}>{2 * i}x1" for i in part] for part in (range(4), range(4, 8)))
-    third, fourth = ([f"{i}>{2 * i}x1" for i in part] for part in (range(8, 14), range(14, 20)))
-    assert log_of(f) == {
-        "copy-1": [" ".join(first), " ".join(third), "record"],
-        "copy-2": [" ".join(second), " ".join(fourth), "record"],
-    }
+    wanted: dict[str, list[str]] = {"copy-1": [], "copy-2": []}
+    begin = 0
+    for piece in pieces:
+        cut, end = begin + (piece + 1) // 2, begin + piece
+        for name, part in zip(wanted, (range(begin, cut), range(cut, end)), strict=True):
+            wanted[name].append(" ".join(f"{i}>{2 * i}x1" for i in part))
+        begin = end
+    assert log_of(f) == {name: [*batches, "record"] for name, batches in wanted.items()}
     f.device.drain()
     assert f.landed() == [transfer.entry]
-    assert [f.page(2 * i) for i in range(20)] == list(range(20))
+    assert [f.page(2 * i) for i in range(pages)] == list(range(pages))
 
 
 def test_a_page_is_scrubbed_in_the_stream_that_fills_it_and_before_it_does() -> None:
@@ -172,7 +175,8 @@ def test_neighbours_go_in_one_piece_and_the_streams_take_turns() -> None:
         "copy-1": ["zero 0x1", "0>0x4", "record", "zero 8x1", "8>8x4", "record"],
         "copy-2": ["zero 4x1", "4>4x4", "record"],
     }
-    assert all(each.count("wait") == 3 for each in log_of(f).values())
+    waits = {name: each.count("wait") for name, each in log_of(f).items()}
+    assert waits == {"copy-1": 2, "copy-2": 1}, "each waits for what it writes"
 
 
 @pytest.mark.parametrize("late", COPY_STREAMS)
@@ -342,6 +346,43 @@ def test_issuing_does_nothing_that_blocks_and_makes_no_mark_that_stays() -> None
             assert len(f.queue.landed()) == 1
         assert f.device.events_alive <= 2, turn
     assert f.page(0) != POISON
+
+
+def test_how_soon_one_can_land_is_known_from_the_quickest() -> None:
+    f = fixture()
+    taken = []
+    for seconds in (8.0, 4.0, 6.0):
+        f.add(range(4), range(4))
+        f.queue.issue(None)
+        taken.append(f.queue.soonest())
+        f.clock.now += seconds
+        f.device.drain()
+        assert len(f.queue.landed()) == 1
+    assert taken == [0.0, 8.0, 4.0]
+    f.add(range(2), range(2))
+    f.queue.issue(None)
+    f.clock.now += 1.5
+    assert f.queue.soonest() == 0.5
+    f.add(range(4), range(4, 8))
+    assert f.queue.soonest() == 0.0, "one is not issued yet"
+    f.queue.issue(None)
+    assert f.queue.soonest() == 0.5
+    f.clock.now += 1.5
+    assert f.queue.soonest() == 0.0
+
+
+def test_what_was_stopped_is_no_measure_of_how_soon_one_can_land() -> None:
+    f = fixture()
+    transfer = f.add(range(4), range(4))
+    f.queue.issue(1)
+    f.queue.stop(transfer.entry)
+    f.queue.issue(None)
+    f.clock.now += 1.0
+    f.device.drain()
+    assert f.landed() == [transfer.entry]
+    f.add(range(4), range(4))
+    f.queue.issue(None)
+    assert f.queue.soonest() == 0.0
 
 
 def test_a_queue_is_opened_first() -> None:

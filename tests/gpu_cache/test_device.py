@@ -226,16 +226,16 @@ class _Counting:
 def test_cuda_events_are_used_again_and_destroyed_once() -> None:
     driver = _Counting()
     pool = EventPool(driver)  # type: ignore[arg-type]
-    kept = CudaEvent(pool)
+    kept = CudaEvent(pool, 1)
     for _ in range(10):
-        event = CudaEvent(pool)
+        event = CudaEvent(pool, 1)
         assert event.done()
     assert (driver.made, pool.alive) == (3, 3), "one kept, one given up only after the next was taken"
     del event
     pool.close()
     assert sorted(driver.destroyed) == [2, 3]
     assert not kept.done()
-    late = CudaEvent(pool)
+    late = CudaEvent(pool, 1)
     del kept, late
     assert sorted(driver.destroyed) == [1, 2, 3, 4]
     assert pool.alive == 0

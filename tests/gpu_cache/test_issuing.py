@@ -112,8 +112,8 @@ def test_while_one_thread_issues_the_others_go_on() -> None:
 
 def test_a_load_takes_as_many_calls_for_many_pages_as_for_few() -> None:
     """From acquire until it is ready, on the serving thread: what grows with pages is no Python function."""
-    calls = {pages: _calls_of_a_steady_load(pages) for pages in (24, 64)}
-    assert calls[24] == calls[64] > 0
+    calls = {pages: _calls_of_a_steady_load(pages) for pages in (20, 32)}
+    assert calls[20] == calls[32] > 0
 
 
 def _calls_of_a_steady_load(pages: int) -> int:

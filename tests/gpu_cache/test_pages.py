@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterd.gpu_cache.fences import OPEN, Fence
-from adapterd.gpu_cache.pages import PagePool, halved, runs
+from adapterd.gpu_cache.pages import Allotment, PagePool, halved, runs
 from contracts.pages import Mark, PagePoolMachine
 
 TestPagePool = PagePoolMachine.TestCase
@@ -29,6 +29,38 @@ def test_pages_freed_longest_ago_come_first() -> None:
     again = pool.take(2, "acme")
     assert again is not None
     assert again.pages == second.pages
+
+
+def test_lone_pages_that_came_free_one_by_one_keep_their_own_marks_and_tenants() -> None:
+    pool = PagePool(4)
+    ones = [pool.take(1, tenant) for tenant in ("acme", "acme", "blue", "blue")]
+    marks = [Fence((Mark(),)) for _ in range(2)]
+    for one, fence in zip(ones[::2], marks, strict=True):
+        assert one is not None
+        pool.give_back(one.pages, fence)
+    both = pool.take(2, "acme")
+    assert both is not None
+    assert both.pages == (0, 2)
+    assert both.fence.events == (*marks[0].events, *marks[1].events)
+    assert both.scrub == (2,)
+
+
+def test_what_came_free_last_goes_from_hand_to_hand() -> None:
+    pool = PagePool(7)
+    kept, lent = pool.take(1, "acme"), pool.take(6, "acme")
+    assert kept is not None
+    assert lent is not None
+    fence = Fence((Mark(),))
+    for tenant, scrub in (("acme", ()), ("blue", lent.pages)):
+        pool.give_back(lent.pages, fence)
+        again = pool.take(6, tenant)
+        assert again == Allotment(lent.pages, fence, scrub)
+        assert pool.free == 0
+    pool.give_back(lent.pages, fence)
+    pool.give_back(kept.pages, OPEN)
+    whole = pool.take(7, "blue")
+    assert whole is not None
+    assert sorted(whole.pages) == list(range(7))
 
 
 def test_a_page_is_not_freed_twice() -> None:

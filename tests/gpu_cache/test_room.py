@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapterd.gpu_cache import LeaseState
+from adapterd.gpu_cache import LeaseState, TenantBudget
 from fakes.cache_world import World, pages, shares
 
 
@@ -78,6 +78,17 @@ def test_a_guaranteed_share_survives_another_tenants_churn() -> None:
         before = world.cache.statistics().hits
         assert world.ready("blue/b").ready
         assert world.cache.statistics().hits == before + 1
+
+
+def test_at_its_maximum_a_tenant_drives_out_its_own_though_others_are_unused_for_longer() -> None:
+    with World(vram=6, host=12, tenants={"acme": TenantBudget(max_vram_bytes=pages(2))}) as world:
+        for name in ("blue/b", "acme/a", "acme/c"):
+            world.loader.publish(name, 2)
+            world.ready(name).release()
+        assert world.cache.statistics().vram_bytes == {"blue": pages(2), "acme": pages(2)}
+        world.loader.publish("core/d", 4)
+        world.ready("core/d").release()
+        assert world.cache.statistics().vram_bytes == {"acme": pages(2), "core": pages(4)}
 
 
 def test_slots_run_out_like_pages() -> None:

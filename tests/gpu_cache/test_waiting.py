@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from adapterd.gpu_cache.waiting import LOOK_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
+from adapterd.gpu_cache.waiting import LOOK_SECONDS, OVERSLEPT_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
+from fakes.adapters import PAGE_BYTES
 from fakes.cache_world import World
 
 Waits = list[tuple[float, bool]]
@@ -52,6 +53,26 @@ def test_the_first_looks_often_and_leaves_that_to_the_next(busy: Busy) -> None:
         busy.cache._wait(1.0)
         assert not busy.cache._looked_at
     assert busy.waits == [(LOOK_SECONDS, True)] * 2
+
+
+def test_as_long_as_a_copy_cannot_have_landed_it_sleeps(busy: Busy) -> None:
+    copies = busy.cache._copies
+    now = copies._flying[0].begun
+    copies._clock = lambda: now
+    copies._pace = 0.001 / (2 * PAGE_BYTES)
+    busy.cache._wait(1.0)
+    now += 0.0005
+    busy.cache._wait(1.0)
+    now += 0.0005
+    busy.cache._wait(1.0)
+    copies._pace = 1.0
+    busy.cache._wait(1.0)
+    assert [seconds for seconds, _ in busy.waits] == [
+        pytest.approx(0.001 - OVERSLEPT_SECONDS),
+        pytest.approx(0.0005 - OVERSLEPT_SECONDS),
+        LOOK_SECONDS,
+        WAIT_SECONDS,
+    ]
 
 
 def test_beside_one_who_looks_often_another_need_not(busy: Busy) -> None:

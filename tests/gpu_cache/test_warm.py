@@ -112,6 +112,8 @@ def test_what_is_remembered_is_bounded() -> None:
         for version, lease in zip(versions, leases, strict=True):
             seen.remember(version.pinned, lease.record)
         assert len(seen) == 1
+        known = [version for version in versions if seen.meaning("acme", version.pinned, world.cache.base.pin)]
+        assert known == versions[4:]
 
 
 def test_what_a_step_still_reads_after_a_reload_is_not_given_out() -> None:

@@ -21,11 +21,12 @@ from adapterd.loader.formats.files import DescriptorReader
 from adapterd.loader.formats.safetensors_header import read_header
 from adapterd.loader.identity import BasePin, FileEntry
 from adapterd.loader.image import PackedImage
-from adapterd.loader.layout import Dtype, plan_layout
+from adapterd.loader.layout import Dtype
 from adapterd.loader.limits import DEFAULT_LIMITS
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
 from adapterd.loader.pack import NUMPY_DTYPE, pack
 from adapterd.loader.placing import MOST_TURNED, placings
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.trust.admission import CHUNK_BYTES
 from fakes.packages import safetensors_bytes, tensors_of
 from fakes.readers import BytesReader
@@ -327,6 +328,18 @@ def test_who_waits_for_a_chunk_that_does_not_hold_is_let_go() -> None:
     reader = Late(tampered, threading.Event())
     with pytest.raises(Untrusted, match="chunk 1"):
         pack(manifest, layout, reader, chunks_of(data), memoryview(out), threads=3)
+
+
+@pytest.mark.parametrize("packed", ["F32", "F16"])
+def test_a_chunk_that_lies_is_named_whatever_its_values_would_do(packed: Dtype) -> None:
+    """A forged infinity that the narrower type has no room for is no value of this version's."""
+    manifest, data = build(random_factors("F32", (16, 20_000, 60_000)))
+    assert len(chunks_of(data)) == 2
+    tampered = data[:-4] + struct.pack("<f", 1e30)
+    layout = plan_layout(manifest, packed, 1 << 22)
+    with pytest.raises(Untrusted, match="chunk 1") as refused:
+        pack(manifest, layout, BytesReader(tampered), chunks_of(data), memoryview(bytearray(layout.nbytes)), threads=3)
+    assert refused.value.code is Code.CHUNK_MISMATCH
 
 
 # --- bounded work, on a real file

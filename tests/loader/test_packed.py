@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import pytest
 
 from adapterd.loader.errors import Code, Untrusted
 from adapterd.loader.identity import WEIGHTS_FILE
-from adapterd.loader.layout import Dtype, Layout, plan_layout
+from adapterd.loader.image import CHUNK_BYTES
+from adapterd.loader.layout import Dtype, Layout
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.sharding import WHOLE, Sharding
 from adapterd.loader.store import StoredVersion, VerifiedStore
 from adapterd.loader.store_folder import StoreFolder
@@ -163,7 +166,7 @@ def swapped(one: Path, two: Path) -> None:
         lambda folder: (description(folder).unlink(), os.mkfifo(description(folder))),
     ],
     ids=[
-        "first byte", "last byte", "short", "long", "gone", "link", "pipe", "mac", "facts", "digests", "empty",
+        "first byte", "last byte", "short", "long", "gone", "link", "pipe", "mac", "facts", "tags", "empty",
         "no mac", "description a pipe",
     ],
 )  # fmt: skip
@@ -175,8 +178,8 @@ def test_what_was_edited_is_dropped_and_packed_anew(worker: Worker, attack: Call
     assert worker.load() == ("packed", good, False)
 
 
-def test_bytes_and_digests_edited_together_have_no_mac(worker: Worker) -> None:
-    """The digests of foreign bytes, well made: only the key is missing."""
+def test_bytes_and_tags_edited_together_have_no_mac(worker: Worker) -> None:
+    """The tags of foreign bytes, well made: only the key is missing."""
     _, good, _ = worker.load()
     folder = worker.packed()
     forger = Worker(worker.world, worker.world.store(store_key=OTHER_KEY))
@@ -227,6 +230,32 @@ def test_a_packed_form_of_another_dtype_under_this_name(worker: Worker) -> None:
     assert worker.load()[:2] == ("disk", good)
 
 
+def test_two_chunks_swapped(worker: Worker) -> None:
+    """Each has a tag that holds, as another part."""
+    stored = worker.world.ensure(store=worker.store)
+    page = 2 * CHUNK_BYTES
+    good = worker.load(page=page)[1]
+    assert plan_layout(stored.manifest, "F32", page).nbytes == page
+    path = worker.packed() / f"F32-{page}.image"
+    data = path.read_bytes()
+    assert data[:CHUNK_BYTES] != data[CHUNK_BYTES:]
+    path.write_bytes(data[CHUNK_BYTES:] + data[:CHUNK_BYTES])
+    assert worker.load(page=page) == ("disk", good, True)
+
+
+def test_an_older_seal_does_not_go_with_newer_bytes(worker: Worker) -> None:
+    """Nor the other way round: two seals of one version share neither key nor tags."""
+    good = worker.load()[1]
+    before = description(worker.packed()).read_bytes()
+    flip(image(worker.packed()), 0)
+    assert worker.load() == ("disk", good, True)
+    after = description(worker.packed()).read_bytes()
+    tags = [set(json.loads(text.partition(b"\n")[2])["tags"]) for text in (before, after)]
+    assert len(tags[0]) == len(tags[1]) > 0 and not tags[0] & tags[1]
+    description(worker.packed()).write_bytes(before)  # of equal bytes: no attack
+    assert worker.load() == ("packed", good, False)
+
+
 def test_trust_is_asked_at_every_load_of_a_packed_form(worker: Worker) -> None:
     worker.load()
     worker.world.trust.revoke_key(worker.world.key.public.key_id)
@@ -239,7 +268,7 @@ def test_trust_is_asked_at_every_load_of_a_packed_form(worker: Worker) -> None:
 
 
 def test_memory_that_was_overwritten_since_is_never_believed(worker: Worker) -> None:
-    """The digests are those of the packed bytes, not of what is written later."""
+    """The tags are those of the packed bytes, not of what is written later."""
     stored = worker.world.ensure(store=worker.store)
     layout = plan_layout(stored.manifest, "F32", PAGE)
     out = memoryview(bytearray(layout.nbytes))

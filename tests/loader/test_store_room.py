@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from adapterd.loader.errors import AdapterdError, Code, Unavailable
-from adapterd.loader.layout import plan_layout
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.store import StoredVersion, VerifiedStore
 from adapterd.loader.store_folder import StoreFolder
 from adapterd.loader.store_key import StoreKey

@@ -9,7 +9,8 @@ import torch
 from adapterd.gpu_cache.engine.tables import Tables
 from adapterd.gpu_cache.slots import Resident
 from adapterd.loader.identity import VersionKey
-from adapterd.loader.layout import Layout, plan_layout
+from adapterd.loader.layout import Layout
+from adapterd.loader.planning import plan_layout
 from fakes.adapters import MODULE, MemoryLoader
 
 PAGE = 1024

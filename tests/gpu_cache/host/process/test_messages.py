@@ -30,8 +30,8 @@ from adapterd.gpu_cache.host.process.messages import encode, from_loader, from_w
 from adapterd.gpu_cache.host.process.page_runs import pages_of, runs_of
 from adapterd.loader.errors import Code, Problem
 from adapterd.loader.identity import BasePin, FileEntry, Ref, VersionKey
-from adapterd.loader.layout import plan_layout
 from adapterd.loader.manifest import Manifest, ModuleEntry, TensorEntry
+from adapterd.loader.planning import plan_layout
 from adapterd.loader.sharding import Rule, Sharding
 from adapterd.loader.sources import Resolved
 

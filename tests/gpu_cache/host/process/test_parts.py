@@ -96,7 +96,10 @@ def test_a_token_comes_from_one_of_three_places(tmp_path: Path, monkeypatch: pyt
     for how in ({"token": TOKEN}, {"token_file": tmp_path / "token"}, {"token_env": "LOADER_TOKEN"}):
         with RegistrySettings(url="http://127.0.0.1:1", **how).open() as source:  # type: ignore[arg-type, attr-defined]
             assert source.token == TOKEN
-    for how in ({"token_file": tmp_path / "none"}, {"token_env": "LOADER_NO_TOKEN"}):
+    (tmp_path / "long").write_text(TOKEN + 5000 * " " + "x")
+    os.mkfifo(tmp_path / "pipe")  # would be waited for
+    wrong = [{"token_file": tmp_path / name} for name in ("none", "long", "pipe")]
+    for how in (*wrong, {"token_env": "LOADER_NO_TOKEN"}):
         with pytest.raises(AdapterdError):
             RegistrySettings(url="http://127.0.0.1:1", **how).open()  # type: ignore[arg-type]
 
