@@ -48,6 +48,17 @@ def test_a_wish_is_read_and_put_together_once() -> None:
         assert world.failure(version.pinned, "blue") is Code.NOT_FOUND
 
 
+def test_what_is_known_of_it_is_not_noted_again() -> None:
+    with World() as world:
+        version = again_in_host_memory(world)
+        (before,) = world.cache._stager.remembered._found[version.resolved.key].verified.values()
+        lease = world.acquire(version.pinned)
+        (entry,) = lease.record.entries
+        assert state(lease) is LeaseState.COPYING
+        assert [*entry.verified.values()] == [before]
+        assert next(iter(entry.verified.values())) is before
+
+
 def _forgotten(world: World, version: Published) -> None:
     world.cache._host.forget(version.resolved.key)
 
