@@ -18,8 +18,6 @@ from typing import NamedTuple
 from adapterd.gpu_cache.device import Run
 from adapterd.gpu_cache.fences import OPEN, Fence
 
-_LENGTH = itemgetter(2)
-
 
 class Allotment(NamedTuple):
     """Pages for one adapter.
@@ -202,8 +200,6 @@ def _steps(pages: Sequence[int]) -> set[int]:
 
 def halved(joined: Sequence[Run], pages: int) -> tuple[list[Run], list[Run]]:
     """Runs in two: those of the first `pages` pages, and the rest. One that lies across is cut."""
-    if joined and max(map(_LENGTH, joined)) == 1:
-        return list(joined[:pages]), list(joined[pages:])
     left = pages
     for index, (source, target, length) in enumerate(joined):
         if length > left:

@@ -48,7 +48,7 @@ class Shelf:
 
     def rest(self, entry: Entry) -> None:
         """Nobody holds it any more: what is here of it may go when room is needed."""
-        if entry.copied and not entry.dead:
+        if entry.copied:
             self._vram.idle.add(entry)
 
     def tidy(self, entry: Entry) -> None:
