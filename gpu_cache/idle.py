@@ -138,4 +138,4 @@ def may_go(entry: Entry, record: LeaseRecord) -> bool:
         return False
     if record.purpose.brief and (entry.used or entry.key.tenant != record.tenant):
         return False
-    return not (entry.waiting and entry.spared_for(record))
+    return not entry.spared_for(record)

@@ -19,7 +19,7 @@ from adapterd.gpu_cache.eviction import (
     slots_wanted,
 )
 from adapterd.gpu_cache.host.interface import Facts
-from adapterd.gpu_cache.idle import Idle, IdleOrder
+from adapterd.gpu_cache.idle import Idle, IdleOrder, may_go
 from adapterd.gpu_cache.records import Entry, LeaseRecord, Purpose
 from adapterd.loader.identity import VersionKey
 from adapterd.loader.layout import Layout
@@ -137,6 +137,41 @@ def test_of_one_tenants_alone_the_same_go_as_by_the_plan(
     wants = pages_wanted(budget, pages), slots_wanted(slots_of, slots)
     found = idle.first(lease(taker), pages - budget.room(taker), slots - slots_of.room(taker))
     assert found == plan_in_order(partial(IdleOrder, idle, lease(taker)), taker, wants)
+
+
+def test_a_name_is_kept_while_its_tenant_has_any() -> None:
+    idle, entry = Idle(), resident("acme", 1)
+    idle.add(entry)
+    assert idle.tenants == ("acme",)
+    idle.remove(entry)
+    assert (idle.tenants, entry.spot) == ((), None)
+
+
+def test_who_is_held_again_leaves_the_line_when_it_is_walked_along() -> None:
+    idle, entries = Idle(), [resident("acme", number) for number in range(2)]
+    for entry in entries:
+        idle.add(entry)
+    hold(entries[0])
+    assert list(idle.walk("acme")) == entries[1:]
+    assert (entries[0].spot, len(idle)) == (None, 1)
+
+
+def test_of_several_tenants_the_longest_unused_goes_first_that_fits() -> None:
+    idle = Idle()
+    late, early, small = resident("acme", 1, 4, 7), resident("blue", 2, 4, 3), resident("blue", 3, 1, 5)
+    for entry in (late, early, small):
+        idle.add(entry)
+    order = IdleOrder(idle, lease("core"))
+    assert order.take(lambda _: True, lambda entry: entry.pages < 4) is small
+    assert order.take(lambda _: True, lambda entry: entry.pages < 4) is None
+    assert [order.take(lambda _: True, lambda _: True) for _ in range(3)] == [early, late, None]
+
+
+def test_what_is_on_its_way_in_may_not_go() -> None:
+    entry = resident("acme", 1)
+    assert may_go(entry, lease("acme"))
+    entry.copied = False
+    assert not may_go(entry, lease("acme"))
 
 
 def test_a_prefetch_is_offered_only_what_its_tenant_had_prefetched() -> None:
