@@ -57,12 +57,16 @@ class EventPool:
 
 
 class CudaEvent:
-    """A mark in `stream`. Its CUDA event goes back to the pool when nobody refers to the mark any more."""
+    """A mark. Its CUDA event goes back to the pool when nobody refers to the mark any more.
 
-    __slots__ = ("_passed", "_pool", "handle", "stream")
+    `own`: the stream that it is in, if that was the device's own when it was made. Another one's handle may be given
+    out anew, even to the device, once somebody has destroyed that stream.
+    """
 
-    def __init__(self, pool: EventPool, stream: Stream) -> None:
-        self._passed, self._pool, self.stream = False, pool, stream
+    __slots__ = ("_passed", "_pool", "handle", "own")
+
+    def __init__(self, pool: EventPool, own: Stream | None = None) -> None:
+        self._passed, self._pool, self.own = False, pool, own
         self.handle = pool.take()
 
     def done(self) -> bool:
@@ -149,16 +153,14 @@ class CudaDevice:
         self._driver.zero(_handle(stream), dst)
 
     def record(self, stream: Stream) -> Event:
-        event = CudaEvent(self._events, stream)
+        event = CudaEvent(self._events, stream if stream in self._streams else None)
         self._driver.record(event.handle, _handle(stream))
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """A stream of our own need not wait for a mark of its own: what comes later executes later. (The handle of a
-        stream that somebody else has destroyed may be another one's by now.)
-        """
+        """A stream of our own need not wait for a mark of its own: what comes later executes later."""
         assert isinstance(event, CudaEvent), "an event of another device"
-        if event.stream != stream or stream not in self._streams:
+        if event.own is None or event.own != stream:
             self._driver.wait(_handle(stream), event.handle)
 
     def close(self) -> None:

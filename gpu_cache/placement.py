@@ -146,9 +146,10 @@ class Placement:
         self._lock.notify_all()
 
     def stir(self) -> None:
-        """`advance`, now or at the next look."""
+        """`advance`, now or at the next look: perhaps of one who waits for a lease, and sleeps."""
         if self.later:
             self.due = True
+            self._lock.notify_all()
         else:
             self.advance()
 

@@ -64,9 +64,15 @@ class Waiting(CacheBooks):
         return self._copies.busy and not (self._looked_at or self._stepping)
 
     def _patience(self) -> float:
-        """Seconds until who waits for a lease looks again. One of them looks often, and wakes the rest."""
+        """Seconds until who waits for a lease looks again. One of them looks often, and wakes the rest.
+
+        Of a long time it sleeps half only: how quick a copy can be is known from when somebody looked, so whoever
+        always slept until the quickest had been noticed would never notice a quicker one.
+        """
         if self._looks_often:
-            return min(WAIT_SECONDS, max(LOOK_SECONDS, self._copies.soonest() - OVERSLEPT_SECONDS))
+            left = self._copies.soonest()
+            left = left / 2 if left > 2 * (LOOK_SECONDS + OVERSLEPT_SECONDS) else left
+            return min(WAIT_SECONDS, max(LOOK_SECONDS, left - OVERSLEPT_SECONDS))
         return WAIT_COPY_SECONDS if self._copies.busy else WAIT_SECONDS
 
     def _wait(self, seconds: float) -> None:

@@ -11,6 +11,7 @@ key that is not in the store; so whoever writes to the store's disk cannot have 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import closing, suppress
@@ -30,6 +31,8 @@ SCHEMA = "adapterd.packed/2"
 """Grows when `pack` comes to place values differently in the same layout."""
 
 _MAX_DESCRIPTION_BYTES = 8 << 20
+_LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""What says nothing about a file that cannot be opened or read."""
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -57,14 +60,15 @@ class PackedForm:
 
     def read(self, image: PackedImage, threads: int, helpers: Helpers | None = None) -> bool:
         """Fill `image`, each chunk checked where it then lies; False, and `image` is garbage, if there is none that
-        holds. One that does not hold is dropped."""
+        holds. One that does not hold is dropped; not one that this process has no descriptor or memory to read."""
         try:
             self._read(image, threads, helpers)
         except FileNotFoundError:
             return False
-        except (_Mismatch, OSError):
-            with suppress(OSError):
-                self.drop()
+        except (_Mismatch, OSError) as fault:
+            if not (isinstance(fault, OSError) and fault.errno in _LACKING):
+                with suppress(OSError):
+                    self.drop()
             return False
         return True
 

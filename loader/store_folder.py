@@ -36,7 +36,7 @@ from adapterd.loader.trust.strict_json import HEX_64, Fields, Malformed, parse
 
 MARK_SCHEMA = "adapterd.verified/1"
 INCOMING_PREFIX = ".incoming-"
-_LOCKS = ".locks"
+_LOCKS, _LOCKING = ".locks", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_MARK_BYTES = 65_536
 LOCK_LOOK_SECONDS = 0.02
 """How often a version's lock is tried while another thread or process has it."""
@@ -157,7 +157,7 @@ class StoreFolder:
         """The locked file, which lets go when it is closed, or None while somebody else has it."""
         path = self.root / _LOCKS / key
         while True:
-            file = path.open("wb")
+            file = os.fdopen(os.open(path, _LOCKING, 0o666), "wb")
             if not _try_lock(file):
                 file.close()
                 return None
@@ -265,8 +265,9 @@ def fsync_folder(path: Path) -> None:
 def write_file(target: Path, *data: bytes | memoryview) -> None:
     """The whole file or the old one, durable; the caller holds the lock, so one temporary name will do."""
     temporary = target.with_name(f".{target.name}.new")
+    temporary.unlink(missing_ok=True)  # a crash's; or somebody's link, or pipe
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             for part in data:
                 file.write(part)
             file.flush()

@@ -18,8 +18,12 @@ YOUNG_OBJECTS = 50_000
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """To be entered once all is loaded: what is there by then is not looked at any more."""
+    """To be entered once all is loaded: what is there by then is not looked at any more.
+
+    What somebody else had put aside before, such as a process that this one was forked from, stays so.
+    """
     before, *older = gc.get_threshold()
+    aside = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     gc.set_threshold(max(before, YOUNG_OBJECTS) if before else 0, *older)
@@ -27,4 +31,5 @@ def seldom_collected() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(before, *older)
-        gc.unfreeze()
+        if not aside:
+            gc.unfreeze()

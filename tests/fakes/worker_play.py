@@ -85,6 +85,7 @@ class Play:
         self.asked: dict[str, tuple[list[int], tuple[Part, ...]]] = {}
         self.logits: dict[str, dict[int, Tensor]] = {}
         self.paused: set[str] = set()
+        self.cancels = REQUESTS // 2  # some end by themselves, however many steps pass until a loader thread is through
 
     def open(self) -> list[str]:
         return [name for name in self.asked if not any(hasattr(e, "reason") for e in self.world.events[name])]
@@ -102,7 +103,8 @@ class Play:
         if len(self.asked) < REQUESTS and self.random.random() < 0.4:
             self.arrive()
         names, what = self.open(), self.random.random()
-        if names and what < 0.06:
+        if names and what < 0.06 and self.cancels:
+            self.cancels -= 1
             self.world.loop.cancel(self.random.choice(names))
         elif names and what < 0.2:
             name = self.random.choice(names)

@@ -7,7 +7,7 @@ import torch
 
 from adapterd.gpu_cache import open_device
 from adapterd.gpu_cache.cpu_device import CpuDevice
-from adapterd.gpu_cache.cuda_device import CudaEvent, EventPool
+from adapterd.gpu_cache.cuda_device import CudaDevice, CudaEvent, EventPool
 from adapterd.gpu_cache.device import Device
 from adapterd.loader.errors import AdapterdError, Code
 from contracts.device import DeviceContract, copy_all
@@ -207,10 +207,20 @@ def test_a_device_that_does_not_exist(name: str) -> None:
 
 
 class _Counting:
-    """As much of a driver as events need; numbers count up."""
+    """As much of a driver as events and waits need; numbers count up."""
+
+    copy_method = "none"
 
     def __init__(self) -> None:
         self.made, self.destroyed = 0, list[int]()
+        self.waits: list[tuple[int, int]] = []
+        self.new_stream = iter((7, 8, 9)).__next__
+
+    def record(self, event: int, stream: int) -> None:
+        pass
+
+    def wait(self, stream: int, event: int) -> None:
+        self.waits.append((stream, event))
 
     def new_event(self) -> int:
         self.made += 1
@@ -239,6 +249,23 @@ def test_cuda_events_are_used_again_and_destroyed_once() -> None:
     del kept, late
     assert sorted(driver.destroyed) == [1, 2, 3, 4]
     assert pool.alive == 0
+
+
+def test_a_cuda_stream_waits_for_all_marks_but_those_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign stream's handle may be our own's by now: that mark is not known to be in front."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    driver = _Counting()
+    device = CudaDevice(0, driver)  # type: ignore[arg-type]
+    own = device.new_stream()
+    foreign = device.record(8)  # a compute stream, destroyed before ours gets its handle
+    late = device.new_stream()
+    assert (own, late) == (7, 8)
+    marks = [device.record(stream) for stream in (own, late)]
+    for stream in (own, late, 5):
+        for mark in (foreign, *marks):
+            device.wait(stream, mark)
+    assert driver.waits == [(7, 1), (7, 3), (8, 1), (8, 2), (5, 1), (5, 2), (5, 3)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

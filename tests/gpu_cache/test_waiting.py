@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from adapterd.gpu_cache import LeaseState
 from adapterd.gpu_cache.waiting import LOOK_SECONDS, OVERSLEPT_SECONDS, WAIT_COPY_SECONDS, WAIT_SECONDS
 from fakes.adapters import PAGE_BYTES
 from fakes.cache_world import World
@@ -60,19 +61,45 @@ def test_as_long_as_a_copy_cannot_have_landed_it_sleeps(busy: Busy) -> None:
     now = copies._flying[0].begun
     copies._clock = lambda: now
     copies._pace = 0.001 / (2 * PAGE_BYTES)
-    busy.cache._wait(1.0)
-    now += 0.0005
-    busy.cache._wait(1.0)
-    now += 0.0005
-    busy.cache._wait(1.0)
+    for left in (0.001, 0.0005, 0.0001, 0.0):
+        now = copies._flying[0].begun + 0.001 - left
+        busy.cache._wait(1.0)
     copies._pace = 1.0
     busy.cache._wait(1.0)
     assert [seconds for seconds, _ in busy.waits] == [
-        pytest.approx(0.001 - OVERSLEPT_SECONDS),
         pytest.approx(0.0005 - OVERSLEPT_SECONDS),
+        pytest.approx(0.00025 - OVERSLEPT_SECONDS),
+        pytest.approx(0.0001 - OVERSLEPT_SECONDS),
         LOOK_SECONDS,
         WAIT_SECONDS,
     ]
+
+
+def test_one_that_was_noticed_late_does_not_hold_up_those_behind_it(world: World) -> None:
+    cache: Any = world.cache
+    copies, seconds, now, taken = cache._copies, 0.0002, 100.0, []
+    copies._clock = lambda: now
+
+    def wait(asked: float) -> None:
+        nonlocal now
+        now += asked + OVERSLEPT_SECONDS
+        if now - copies._flying[0].begun >= seconds:
+            world.device.drain()
+
+    cache._lock.wait = wait
+    for late in [0.02] + 11 * [0.0]:
+        version = world.loader.publish("acme/a", 2)
+        lease = world.acquire(version.pinned)
+        world.pool.run_all()
+        world.pump()
+        begun, now = now, now + late
+        while not lease.ready:
+            cache._wait(1.0)
+            world.pump()
+        lease.release()
+        taken.append(now - begun)
+    assert taken[0] > 0.02
+    assert taken == sorted(taken, reverse=True) and taken[-1] < 2 * seconds
 
 
 def test_beside_one_who_looks_often_another_need_not(busy: Busy) -> None:
@@ -95,3 +122,23 @@ def test_without_copies_nobody_looks_often(world: World) -> None:
     idle.cache._wait(WAIT_SECONDS / 2)
     assert idle.waits == [(WAIT_SECONDS, False), (WAIT_SECONDS / 2, False)]
     assert not idle.cache._looked_at
+
+
+def test_who_waits_hears_of_what_a_step_has_heard(world: World) -> None:
+    """It may have been the last one: nobody else looks then."""
+    cache: Any = world.cache
+    woken = 0
+
+    def notify_all() -> None:
+        nonlocal woken
+        woken += 1
+
+    world.loader.publish("acme/a", 2)
+    lease = world.acquire("acme/a")
+    cache._lock.notify_all = notify_all
+    cache._stager.line_up(True)
+    world.pool.run_all()
+    cache._stager.line_up(False)
+    assert woken > 0 and lease.record.state is LeaseState.WAITING
+    world.pump()
+    assert lease.record.state is LeaseState.COPYING

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from adapterd.loader.errors import Code, Untrusted
+from adapterd.loader.errors import Code, Unavailable, Untrusted
 from adapterd.loader.identity import WEIGHTS_FILE
 from adapterd.loader.image import CHUNK_BYTES
 from adapterd.loader.layout import Dtype, Layout
@@ -315,3 +316,19 @@ def test_a_full_disk_costs_the_packed_form_and_nothing_else(worker: Worker) -> N
         assert not worker.store.keep_packed(stored, layout, filled, out)
     assert list(worker.packed().iterdir()) == []
     assert worker.load() == ("disk", bytes(out), True)
+
+
+def test_a_process_without_descriptors_drops_nothing(worker: Worker) -> None:
+    """It cannot read the version's files either, and says so; the next one that can finds its packed form."""
+    packed = worker.load()[1]
+    stored = worker.world.ensure(store=worker.store)
+    layout = plan_layout(stored.manifest, "F32", PAGE)
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        with pytest.raises(Unavailable) as refused:
+            worker.store.fill(stored, layout, memoryview(bytearray(layout.nbytes)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    assert refused.value.code is Code.STORAGE_UNAVAILABLE
+    assert worker.load() == ("packed", packed, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -237,3 +238,32 @@ def test_a_small_file_that_finds_no_room_leaves_no_piece_of_itself(world: World)
         assert refusal(world.ensure).code is Code.STORAGE_FULL
     assert list(evidence.iterdir()) == []
     assert world.ensure().source == "disk"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../../victim")], ids=["pipe", "link"])
+@pytest.mark.parametrize("lock", [True, False])
+def test_the_store_writes_to_no_link_and_waits_for_no_pipe(
+    world: World, lock: bool, make: Callable[[Path], None]
+) -> None:
+    """That somebody put under a lock's name, or under that of a file that is being written."""
+    store, kept = world.store(), world.ensure().directory.parent
+    victim = world.root.parent / "victim"
+    victim.write_bytes(b"precious")
+    place = world.root / ".locks" / kept.name if lock else kept / ".use.new"
+    place.unlink(missing_ok=True)
+    (kept / "use").unlink()
+    make(place)
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(_loaded(world, store)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [Code.STORAGE_UNAVAILABLE if lock else "disk"]
+    assert victim.read_bytes() == b"precious"
+
+
+def _loaded(world: World, store: VerifiedStore) -> object:
+    """Where it came from, or why it did not."""
+    try:
+        return world.ensure(store=store).source
+    except Unavailable as refused:
+        return refused.code

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from adapterd.gpu_cache import AdapterCache, LeaseState, Place, Resident
+from adapterd.gpu_cache.host.host_cache import HostCache
+from adapterd.gpu_cache.host.records import Resolving
 from adapterd.gpu_cache.records import Entry, LeaseRecord
 from adapterd.gpu_cache.routes import Route
 from adapterd.gpu_cache.vram_tier import VramTier
@@ -69,6 +71,7 @@ class Books:
         self._check_pages()
         self._check_pins()
         self._check_idle()
+        self._check_requests()
         self._check_slots(self.residents)
         self._check_statistics()
 
@@ -105,6 +108,20 @@ class Books:
             assert (entry.spot is not None) == (id(entry) in listed)
             if entry.copied and not (entry.holders or entry.dead):
                 assert id(entry) in listed, "nobody holds it, and it would never go"
+
+    def _check_requests(self) -> None:
+        """The host verifies and holds nothing but for what somebody here waits for, or copies from."""
+        records = [*self._cache._book._held.values()]
+        entries = {*self._roomed, *self._cache._stager.entries.values(), *(e for r in records for e in r.entries)}
+        asks = [ask for each in records for ask in (each.lookup, each.fetch)]
+        asks += [ask for each in entries for ask in (each.delivery, *each.checks.values())]
+        asks += [each.load.hold.fetch for each in entries if each.load is not None]
+        numbers = {ask.number for ask in asks if ask is not None}
+        host = self._cache._host
+        assert isinstance(host, HostCache)
+        for request in host._requests:
+            if not isinstance(request, Resolving):  # routes look up, too
+                assert request.number in numbers, f"nobody lets go of request {request.number}"
 
     def _check_slots(self, residents: list[Resident]) -> None:
         """Generations only grow; a slot's generation names one use of it, for ever."""

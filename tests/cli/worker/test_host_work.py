@@ -218,6 +218,16 @@ def test_the_collector_is_as_it_was_when_the_worker_ends(before: tuple[int, int,
         gc.set_threshold(*found)
 
 
+def test_what_was_put_aside_before_stays_so() -> None:
+    """By whoever this process was forked from, or by another worker in it: within one, say."""
+    with seldom_collected():
+        aside = gc.get_freeze_count()
+        with seldom_collected():
+            pass
+        assert gc.get_freeze_count() >= aside > 0
+    assert gc.get_freeze_count() == 0
+
+
 def test_cycles_are_collected_all_the_same() -> None:
     with seldom_collected():
         before = collections()

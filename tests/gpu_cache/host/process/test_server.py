@@ -412,16 +412,19 @@ class Doomed:
 
     def __init__(self, path: Path) -> None:
         self.path, self.started = path, list[LoaderThread]()
+        self._ending = threading.Lock()  # the next one comes when the one before has gone
 
     def start(self, _readable: object) -> None:
-        loader = MemoryLoader()
-        serving = LoaderThread(self.path, loader)
+        loader, ending = MemoryLoader(), self._ending
+        with ending:
+            serving = LoaderThread(self.path, loader)
         self.started.append(serving)
 
         class Deadly:
             def stop(self) -> None:
-                serving.hang_up()
-                serving.unlist()
+                with ending:
+                    serving.hang_up()
+                    serving.unlist()
 
         loader.barriers["resolve"] = Deadly()  # type: ignore[assignment]
 
