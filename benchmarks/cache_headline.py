@@ -57,16 +57,9 @@ def measure(bench: Bench) -> Part:
         rate = _copy_rate(bench)
         model = llama(bench, layers)
         bench.say(f"C8 model of {layers} layers is there")
-        for adapted, named in ADAPTED.items():
-            with closing(TimedModel(bench, model, KV_BLOCKS)) as flat:
-                shapes = [Shape(RANKS[i % 4], named=named) for i in range(bench.pick(MANY, 40))]
-                loader = MadeUpLoader(base_of(bench, layers), shapes, bench.page_bytes)
-                found = _Found(
-                    adapted, f"{len(shapes)}", rate, _served(bench, part, model, flat, loader, compiles, adapted)
-                )
-            _figures(part, found)
-            _bounds(part, found)
-            bench.clear()
+        for adapted in ADAPTED:
+            _adapted(bench, part, model, compiles, adapted, rate)
+            bench.clear()  # what one kind had in VRAM, before the next one's
     part.data |= {"layers": layers, "copied_a_second": rate, "kernels": compiles.count}
     part.notes += [
         f"C8: {layers} of {LLAMA_LAYERS} layers; a loader in memory instead of packages.",
@@ -74,6 +67,17 @@ def measure(bench: Bench) -> Part:
         "C8: adapters of the attention's four linears are S-LoRA's, whose headline this is.",
     ]
     return part
+
+
+def _adapted(bench: Bench, part: Part, model: nn.Module, compiles: Compiles, adapted: str, rate: float) -> None:
+    """All of it for adapters of these modules. Nothing of it is referred to afterwards."""
+    shapes = [Shape(RANKS[i % 4], named=ADAPTED[adapted]) for i in range(bench.pick(MANY, 40))]
+    loader = MadeUpLoader(base_of(bench, bench.pick(bench.layers, 1)), shapes, bench.page_bytes)
+    with closing(TimedModel(bench, model, KV_BLOCKS)) as flat:
+        steady = _served(bench, part, model, flat, loader, compiles, adapted)
+        found = _Found(adapted, f"{len(shapes)}", rate, steady)
+        _figures(part, found)
+        _bounds(part, found)
 
 
 def _served(
