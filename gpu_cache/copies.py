@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 COPY_STREAMS = 2
-FIRST_PAGES, GROWTH = 8, 4
-"""Of more than twice as many pages so many go ahead, and then so many times more as went before. Without that, 80 pages
-apart take 1.09 of the time.
+MANY_PAGES, FIRST_PAGES = 16, 8
+"""Of more than so many pages so many go ahead. Without that, 80 pages apart take 1.09 of the time; with a third piece
+between, 1.03.
 """
 
 
@@ -200,11 +200,10 @@ class CopyQueue:
         return end - begin
 
     def _enqueue(self, transfer: Transfer, begin: int, end: int) -> None:
-        """Pages `begin` to `end`. Of many a few go ahead: the link is busy with them while the next are prepared."""
-        ahead = FIRST_PAGES
-        while end - begin > 2 * ahead:
-            self._enqueue_halves(transfer, begin, begin + ahead)
-            begin, ahead = begin + ahead, ahead * GROWTH
+        """Pages `begin` to `end`. Of many the first few go ahead: the link is busy while the rest is put together."""
+        if end - begin > MANY_PAGES:
+            self._enqueue_halves(transfer, begin, begin + FIRST_PAGES)
+            begin += FIRST_PAGES
         if begin < end:
             self._enqueue_halves(transfer, begin, end)
 
