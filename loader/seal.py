@@ -1,7 +1,7 @@
 """Seals: how the store knows bytes again that it wrote itself. A MAC of each part, under a key of its own.
 
 AES-256-GMAC (NIST SP 800-38D): a hash is for bytes that somebody else names; whoever makes and checks them alike, with
-a secret, needs a MAC, and this one takes less than a tenth of SHA-256's time where processors have instructions for it.
+a secret, needs a MAC, and this one takes a fraction of SHA-256's time where processors have instructions for it.
 One key and one nonce must never be for two texts: each seal draws a salt, its key is made of that and of what is
 sealed, and the nonce is the part's number. A forger has one guess a load, right once in 2^110 for 2 MiB.
 """

@@ -1,9 +1,9 @@
 """Python's collector of cycles, kept out of the steps.
 
 It comes after so many objects more than have gone, 700 by default, and follows all that the young ones refer to: the
-token lists of all requests that are new by then, which takes a millisecond, once in a hundred steps of a busy loop. The
-loop makes no cycles, and as many objects go as come. So a number that such a loop never reaches keeps the collector
-away, and cycles that others make are collected all the same, more of them at once.
+token lists of all requests that are new by then, while rows that decode wait. The loop makes no cycles, and as many
+objects go as come. So a number that such a loop never reaches keeps the collector away, and cycles that others make are
+collected all the same, more of them at once.
 """
 
 from __future__ import annotations

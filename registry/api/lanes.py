@@ -45,10 +45,6 @@ class Lanes:
         self._checks = Turns(Places(checks, max(1, checks - 1), WAITING_CHECKS))
         self._disks = Turns(DISKS)
 
-    def checks_waiting(self, owner: str) -> int:
-        """How many of the owner's uploads wait to be checked."""
-        return self._checks.waiting(owner)
-
     def of(self, method: str, path: str) -> Turns | None:
         """The lane of a request; None for one that looks first whether it has to wait."""
         if method == "POST" and path.endswith(FINALIZE):

@@ -100,7 +100,7 @@ def test_checks_of_one_tenant_keep_nobody_waiting(
             signed = package.signed(at["acme"].key)
             uploads = [at["acme"].send(signed, f"a{n}") for n in range(FLOOD)]
             flood: list[Future[Any]] = [crowd.submit(at["acme"].finalize, upload) for upload in uploads]
-            in_line(lanes.checks_waiting, FLOOD - 1)
+            in_line(lanes._checks.waiting, FLOOD - 1)
             ordinary_work(at["zeta"], package)
             assert not any(one.done() for one in flood), "acme's checks have not moved"
         finally:
@@ -138,7 +138,7 @@ def test_a_tenants_line_is_bounded_and_it_is_told(
         upload = uploads.pop()
         try:
             flood = [crowd.submit(at["acme"].finalize, one) for one in uploads]
-            in_line(lanes.checks_waiting, WAITING_CHECKS)
+            in_line(lanes._checks.waiting, WAITING_CHECKS)
             refused = at["acme"].finalize(upload)
             assert (refused.status_code, refused.json()["code"]) == (503, "QUEUE_FULL")
             assert refused.headers["Retry-After"] == "5"
