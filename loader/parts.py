@@ -93,7 +93,7 @@ def sweep_parts(folder: Path, prefix: str = "") -> None:
 
 
 def _prefix(path: Path) -> str:
-    return f".{path.name[:200]}."
+    return f".{os.fsdecode(os.fsencode(path.name)[:200])}."
 
 
 def _begun(folder: Path, prefix: str, mode: int) -> tuple[Path, int]:

@@ -32,4 +32,5 @@ async def _repeat(sweep: Callable[[], object], failed: Callable[[Exception], Non
         try:
             await to_thread.run_sync(sweep, limiter=CapacityLimiter(1), abandon_on_cancel=True)
         except Exception as caught:  # noqa: BLE001 - also a bug must not end the sweeping
-            failed(caught)
+            with suppress(Exception):  # on a full disk not even the log can be written
+                failed(caught)

@@ -37,6 +37,7 @@ class _Waiter:
 
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     turn: asyncio.Event = field(default_factory=asyncio.Event)
+    given: bool = False
 
 
 class Turns:
@@ -69,8 +70,8 @@ class Turns:
         try:
             await waiter.turn.wait()
         except BaseException:
-            if not self._out_of_line(owner, waiter):
-                self.leave(owner)  # it had been given its place
+            if not self._out_of_line(owner, waiter) and waiter.given:
+                self.leave(owner)  # the place that it had been given
             raise
 
     def leave(self, owner: str) -> None:
@@ -121,9 +122,12 @@ class Turns:
             waiter = line.popleft()
             if line:
                 self._lines[owner] = line
-            if not waiter.loop.is_closed():
-                self._at_work[owner] += 1
+            try:
                 waiter.loop.call_soon_threadsafe(waiter.turn.set)
+            except RuntimeError:  # its loop is closed
+                continue
+            waiter.given = True
+            self._at_work[owner] += 1
 
 
 def _too_many(places: Places) -> Exception:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from adapterd.loader.errors import Code, Conflict, NotFound, Problem, Refused, Untrusted
+from adapterd.loader.errors import Code, Conflict, NotFound, Problem, Refused, Untrusted, error
 from adapterd.loader.trust.admission import NO_PUBLISHER
 from adapterd.loader.trust.keys import PrivateKey
 from adapterd.registry.admission import (
@@ -176,6 +176,7 @@ class Admission:
         with self._db.write() as session:
             row = self._uploads.lock(session, upload.tenant, upload.id)
             if row.state == UploadState.OPEN:
+                self._require_blobs(upload)
                 number = self._versions.record(
                     session, upload.tenant, _new_version(upload, passed),
                     lambda n: attest(upload, n, passed, self._key, self._clock()), actor=actor,
@@ -193,9 +194,20 @@ class Admission:
             self._janitor.let_go(session, upload.tenant, {f.declared.sha256 for f in upload.files})
         return self._uploads.get(upload.tenant, upload.id)
 
+    def _require_blobs(self, upload: Upload) -> None:
+        """Under the tenant's lock, as deletes are: who closed the upload may have deleted some, and was undone."""
+        for file in upload.files:
+            if self._blobs.size(upload.tenant, file.declared.sha256) is None:
+                raise error(
+                    Code.STORAGE_UNAVAILABLE, file.declared.path, "its stored bytes went away meanwhile",
+                    "Finalize again: they are stored anew.",
+                )  # fmt: skip
+
     def _vanished(self, upload: Upload) -> Upload:
         """The staged bytes are gone: another process closed the upload, or somebody cleared the disk."""
         now = self._uploads.get(upload.tenant, upload.id)
+        if now.closed:  # whoever closed it could not know what was stored afterwards
+            self._janitor.let_go_of(upload.tenant, {f.declared.sha256 for f in upload.files})
         if now.state is UploadState.OPEN:
             require_complete(now)
         return now
